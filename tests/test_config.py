@@ -71,7 +71,7 @@ def test_validity_bound_has_its_default_unless_the_study_sets_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         ("cell.floor_s", -1, "cell.floor_s: found -1; allowed: > 0"),
         ("phase_a.rates_rps", [float("nan")], "phase_a.rates_rps[0]: found nan; allowed: a number"),
@@ -131,10 +131,12 @@ def test_validity_bound_has_its_default_unless_the_study_sets_it() -> None:
         ("phase_bp.configurations", ["nixl_both"], "allowed: a list that contains 'plain'"),
     ],
 )
-def test_broken_configuration_names_key_found_and_allowed(path: str, value: Any, said: str) -> None:
+def test_broken_configuration_names_key_found_and_allowed(
+    path: str, value: Any, message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         resolve(replaced(shipped("config.yaml"), path, value), "my.yaml")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert all(line.startswith("my.yaml: ") for line in str(error.value).splitlines())
 
 
@@ -167,7 +169,7 @@ def test_study_can_define_configurations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         ({"id": "nixl_both"}, "connectors[0].id: found 'nixl_both' twice"),
         ({"children": ["nobody"]}, "connectors: mine.children: found 'nobody'; allowed: plain"),
@@ -179,12 +181,12 @@ def test_study_can_define_configurations() -> None:
         ({"companions": {"x": []}}, "connectors[0].companions.x: found []"),
     ],
 )
-def test_broken_configuration_of_a_study_is_refused(entry: dict[str, Any], said: str) -> None:
+def test_broken_configuration_of_a_study_is_refused(entry: dict[str, Any], message: str) -> None:
     config = shipped("vllm-cpu.yaml")
     config["connectors"] = [{**OWN, **entry}]
     with pytest.raises(ConfigError) as error:
         resolve(config, "my.yaml")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_custom_connector_on_the_embedded_engine_is_refused_with_advice() -> None:
@@ -259,7 +261,7 @@ def test_study_that_takes_more_than_a_week_is_refused() -> None:
 
 def test_unparsable_yaml_names_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
-    for text, said in (
+    for text, message in (
         ("a: 1\nb: [1,\n", "line 3: not valid YAML: "),
         ("a:\n\tb: 1\n", "line 2: not valid YAML: found character that cannot start any token"),
         ("a: {b: 1}\nc: {d: 1,\n  d: 2}\n", "line 3: not valid YAML: found key 'd' a second time"),
@@ -269,7 +271,7 @@ def test_unparsable_yaml_names_file_and_line(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError) as error:
             load_yaml(path)
-        assert str(error.value).startswith(f"{path}: {said}")
+        assert str(error.value).startswith(f"{path}: {message}")
         assert "\n" not in str(error.value)
 
 
@@ -291,7 +293,7 @@ def bomb(opening: str, closing: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (bomb("[", "]"), "line 5: found more than 20,000 values or 40 levels"),
         (bomb("{", "}"), "line 5: found more than 20,000 values or 40 levels"),
@@ -312,21 +314,21 @@ def bomb(opening: str, closing: str) -> str:
         ("__use_yte__: true", "__use_yte__: found a key that makes Snakemake run code"),
     ],
 )
-def test_unusable_yaml_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_unusable_yaml_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "odd.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"^[^\n]{,600}$") as refused:
         load_yaml(path)
     assert str(refused.value).startswith(f"{path}: ")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [("/dev/zero", "found no regular file"), ("/" + "x" * 5000, "too long"), ("a\0b", "null byte")],
 )
-def test_path_that_names_no_file_to_read_is_refused(path: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_path_that_names_no_file_to_read_is_refused(path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_yaml(Path(path))
 
 

@@ -53,9 +53,9 @@ def test_secret_in_a_command_line_is_refused_and_not_shown(
     with pytest.raises(SystemExit) as ended:
         parse([t for pair in servers.items() for t in pair] + ["--rate", "1", "--shape", "64x8"])
     assert ended.value.code == 64
-    said = capsys.readouterr().err
-    assert "found what looks like a secret" in said
-    assert PLAIN not in said
+    message = capsys.readouterr().err
+    assert "found what looks like a secret" in message
+    assert PLAIN not in message
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
@@ -65,9 +65,9 @@ def test_secret_in_env_is_refused_and_not_shown(
     servers = ["--baseline", "serve {port}", "--candidate", "serve {port}", "--env", variable]
     with pytest.raises(SystemExit):
         parse([*servers, "--rate", "1", "--shape", "64x8"])
-    said = capsys.readouterr().err
-    assert "found what looks like a secret" in said
-    assert PLAIN not in said
+    message = capsys.readouterr().err
+    assert "found what looks like a secret" in message
+    assert PLAIN not in message
 
 
 @pytest.mark.parametrize("command", IN_COMMANDS)

@@ -15,7 +15,7 @@ from connector_tax.install import from_pip, install
 
 WHEEL = "tiny-1.0-py3-none-any.whl"
 FILES = {
-    "tiny.py": "said = 'installed'\n",
+    "tiny.py": "state = 'installed'\n",
     "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
     "tiny-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
 }
@@ -49,8 +49,8 @@ def test_lock_is_installed_from_the_configured_pip_index(wheels: Path, tmp_path:
         install(lock, str(python), ["--offline"])
     lock.write_text(f"tiny==1.0 \\\n    --hash=sha256:{digest}\n")
     install(lock, str(python), ["--offline"])
-    said = [str(python), "-c", "import tiny; print(tiny.said)"]
-    assert subprocess.run(said, check=True, capture_output=True).stdout == b"installed\n"
+    command = [str(python), "-c", "import tiny; print(tiny.state)"]
+    assert subprocess.run(command, check=True, capture_output=True).stdout == b"installed\n"
 
 
 @pytest.mark.usefixtures("wheels")

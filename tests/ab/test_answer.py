@@ -59,12 +59,12 @@ def test_failed_stage_is_reported_with_its_last_line_and_its_log(tmp_path: Path)
 
 @pytest.mark.parametrize("bounds", [[], [Bound(0.05)], [Bound(0.5, "ttft_p50")]])
 def test_saturated_server_gets_no_verdict_at_any_bound(bounds: list[Bound], tmp_path: Path) -> None:
-    said = answer(MARKED, tmp_path)
+    saturated = answer(MARKED, tmp_path)
     line = "candidate: TTFT +20.0% [+10.0, +30.0] no verdict: a server fell behind this rate"
-    assert said.text().splitlines()[0] == line
-    assert said.status(bounds) == STATUS[NO_NUMBER]
-    said.taxes[0].mark = "few requests"  # type: ignore[misc]
-    assert "no verdict: a cell has few requests" in said.text()
+    assert saturated.text().splitlines()[0] == line
+    assert saturated.status(bounds) == STATUS[NO_NUMBER]
+    saturated.taxes[0].mark = "few requests"  # type: ignore[misc]
+    assert "no verdict: a cell has few requests" in saturated.text()
     costs = answer(COSTS, tmp_path)
     assert costs.status(bounds) != STATUS[NO_NUMBER]
     line = "candidate: TTFT +20.0% [+10.0, +30.0], at most +28.0%: costs"
@@ -94,7 +94,7 @@ def test_answer_without_a_valid_cell_has_no_number_and_a_reason(tmp_path: Path) 
 
 
 def test_second_line_lists_resources_that_differ_significantly(tmp_path: Path) -> None:
-    def said(*rows: tuple[str, float, float]) -> str:
+    def second_line(*rows: tuple[str, float, float]) -> str:
         taken: Any = [
             SimpleNamespace(config="candidate", metric=metric, p=p, difference=(difference, 0, 1))
             for metric, difference, p in rows
@@ -102,10 +102,10 @@ def test_second_line_lists_resources_that_differ_significantly(tmp_path: Path) -
         return replace(answer(COSTS, tmp_path), resources=taken).text().splitlines()[1].strip()
 
     memory = ("memory_pss_mib", 13.0, 0.03)
-    assert said(memory) == "besides: memory +13 MiB"
+    assert second_line(memory) == "besides: memory +13 MiB"
     # Two resources share the level.
-    assert said(memory, ("startup_s", 0.1, 0.4)) == "besides: no difference found"
-    assert said() == "besides: nothing is known"
+    assert second_line(memory, ("startup_s", 0.1, 0.4)) == "besides: no difference found"
+    assert second_line() == "besides: nothing is known"
 
 
 @pytest.mark.parametrize("width", [39, 40, 80, 200])

@@ -130,10 +130,10 @@ def test_bad_arguments_are_refused_with_one_line(
     with pytest.raises(SystemExit) as ended:
         parse([text for pair in given for text in pair])
     assert ended.value.code == 64
-    said = capsys.readouterr().err
-    assert words in said
-    assert "abcdefghijklmnop" not in said
-    assert len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert words in message
+    assert "abcdefghijklmnop" not in message
+    assert len(message.splitlines()) == 1
 
 
 def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
@@ -286,8 +286,8 @@ def test_server_that_cannot_be_measured_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     status = Ab(tmp_path, *further, **changed).call(monkeypatch)
-    said = capsys.readouterr().err
-    assert words in said, said
+    message = capsys.readouterr().err
+    assert words in message, message
     assert status == NO_NUMBER
     assert gone(tmp_path, timeout_s=2) == []
 
@@ -342,6 +342,6 @@ def test_different_arguments_under_one_name_are_refused(
     folder.mkdir(parents=True)
     (folder / "ab.json").write_text('{"rate": [4.0]}')
     assert Ab(tmp_path).call(monkeypatch) == NO_NUMBER
-    said = capsys.readouterr().err
-    assert "rate: [4.0] -> [20.0]" in said or "rate[0]: 4.0 -> 20.0" in said
-    assert "another --name" in said
+    message = capsys.readouterr().err
+    assert "rate: [4.0] -> [20.0]" in message or "rate[0]: 4.0 -> 20.0" in message
+    assert "another --name" in message

@@ -132,9 +132,9 @@ def test_contradictory_traffic_options_are_refused(
     with pytest.raises(SystemExit) as ended:
         load(*arguments)
     assert ended.value.code == 64
-    said = capsys.readouterr().err
-    assert words in said
-    assert len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert words in message
+    assert len(message.splitlines()) == 1
 
 
 def test_burst_at_the_end_of_a_trace_does_not_count_as_saturation() -> None:

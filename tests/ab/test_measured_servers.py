@@ -55,12 +55,12 @@ def test_same_command_resumes_after_a_dead_server_and_ctrl_c(
             victim.kill()
             # Its worker process ends a moment later.
             wait_for(lambda: server_of(launch) is None, process)
-    said = log.read_text()
-    assert process.returncode == NO_NUMBER, said
+    output = log.read_text()
+    assert process.returncode == NO_NUMBER, output
     # A note after the first failure, and an error once the second run of the launch has failed.
-    assert "note: candidate/block0/A failed: the server ended with status" in said, said
-    assert "ab: candidate/block0/A failed: the server ended with status" in said, said
-    assert "same command to resume there" in said
+    assert "note: candidate/block0/A failed: the server ended with status" in output, output
+    assert "ab: candidate/block0/A failed: the server ended with status" in output, output
+    assert "same command to resume there" in output
     assert gone(tmp_path, timeout_s=2) == []
     kept = cells(command)
     assert len({Path(name).parent for name in kept}) == 2, "the baseline's launches"

@@ -248,9 +248,9 @@ def test_reference_rates_do_not_change_after_phase_b(
     assert (rates["ref_safe"], rates["derived_now"]) == (40.0, {"ref_safe": 80.0})
     assert (
         "ref_safe stays 40 req/s, which Phase B was measured at; Phase A as it is now gives 80"
-        in (said := capsys.readouterr().out)
+        in (output := capsys.readouterr().out)
     )
-    assert said.rstrip().endswith(f"connector-tax remeasure {small} --phase B")
+    assert output.rstrip().endswith(f"connector-tax remeasure {small} --phase B")
     # An interrupted launch has no index; then the cells give the rate.
     for index in small.glob("runs/*/block0/B/index.json"):
         index.unlink()

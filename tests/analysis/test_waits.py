@@ -66,7 +66,7 @@ def study_file(crisp: Path, tmp_path: Path) -> Path:
     return shutil.copytree(crisp, tmp_path / "x") / "study.json"
 
 
-def said(study_file: Path, less_ms: float, spread_ms: float) -> str:
+def note_on_waits(study_file: Path, less_ms: float, spread_ms: float) -> str:
     """Return the report's note if requests wait less with Mooncake both than with plain."""
     study = load_study(study_file)
     waits = {
@@ -100,7 +100,7 @@ def said(study_file: Path, less_ms: float, spread_ms: float) -> str:
 def test_note_on_waits_appears_only_if_waits_differ(
     study_file: Path, less_ms: float, spread_ms: float, told: bool
 ) -> None:
-    text = said(study_file, less_ms, spread_ms)
+    text = note_on_waits(study_file, less_ms, spread_ms)
     assert ("−4.00 ms at 128x16" in text) is told
     assert bool(text) is told
 
@@ -113,6 +113,6 @@ def test_note_on_waits_gives_the_cause_for_fixed_arrivals_only(
         document["config"]["arrivals"]["process"] = process
 
     edit(study_file, arrive)
-    text = said(study_file, 4, 0.01)
+    text = note_on_waits(study_file, 4, 0.01)
     assert text.startswith("Waits for the step with the prompt differ")
     assert ("due to arrivals, not the connector" in text) is (process == "fixed")

@@ -54,7 +54,7 @@ def test_unsealed_index_lists_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"status": "ok"}, "status: found 'ok'; allowed: text matching ^(done|skipped|failed)$"),
         ({"phase": "C"}, "phase: found 'C'; allowed: text matching ^(A|B|Bp)$"),
@@ -63,13 +63,13 @@ def test_unsealed_index_lists_no_files(tmp_path: Path) -> None:
     ],
 )
 def test_error_of_a_malformed_index_names_file_and_key(
-    tmp_path: Path, change: dict[str, Any], said: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     write_json(tmp_path / paths.INDEX, written(tmp_path) | change)
     with pytest.raises(ArtifactError) as error:
         read_index(tmp_path)
     assert str(tmp_path / paths.INDEX) in str(error.value)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_truncated_or_incomplete_index_is_refused(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_record_round_trips_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"looks": 3}, r"memory_ns: missing; it is required"),
         ({"memory_ns": "5"}, r"memory_ns: found '5'; allowed: number"),
@@ -109,14 +109,14 @@ def test_record_round_trips_unchanged(tmp_path: Path) -> None:
     ],
 )
 def test_record_with_wrong_fields_is_refused_with_file_and_key(
-    tmp_path: Path, content: Any, said: str
+    tmp_path: Path, content: Any, message: str
 ) -> None:
     path = tmp_path / "level.json"
     write_json(path, content)
-    with pytest.raises(ArtifactError, match=rf"level\.json: .*{said}"):
+    with pytest.raises(ArtifactError, match=rf"level\.json: .*{message}"):
         read_record(path, Level)
     write_json(path, [{"memory_ns": 5}, content])
-    of_list = said.replace("the file", "").replace("memory_ns", r"\.memory_ns")
+    of_list = message.replace("the file", "").replace("memory_ns", r"\.memory_ns")
     with pytest.raises(ArtifactError, match=rf"level\.json: \[1\]{of_list}"):
         read_record(path, list[Level])
 
@@ -164,17 +164,17 @@ def test_verdict_never_contradicts_its_interval(
 ) -> None:
     interval = point - half, point + half
     narrow = point - share * half, point + share * half
-    said = verdict_of(interval, narrow, margin)
-    assert said in VERDICTS
-    if less(said):
+    verdict = verdict_of(interval, narrow, margin)
+    assert verdict in VERDICTS
+    if less(verdict):
         assert max(map(abs, narrow)) <= margin
-    if costs(said):
+    if costs(verdict):
         assert interval[0] > 0
-    if gains(said):
+    if gains(verdict):
         assert interval[1] < 0
     if interval[0] > 0 or interval[1] < 0:
-        assert costs(said) or gains(said)
-    if said == CANNOT_TELL:
+        assert costs(verdict) or gains(verdict)
+    if verdict == CANNOT_TELL:
         assert max(map(abs, narrow)) > margin
 
 
@@ -189,7 +189,7 @@ def test_wider_margin_keeps_every_verdict(
 
 
 def test_cost_below_the_margin_has_a_verdict_with_both_statements() -> None:
-    said = verdict_of((0.025, 0.092), (0.031, 0.086), 0.10)
-    assert in_words(said, 0.10) == "costs, less than 10%"
+    verdict = verdict_of((0.025, 0.092), (0.031, 0.086), 0.10)
+    assert in_words(verdict, 0.10) == "costs, less than 10%"
     assert in_words(verdict_of((0.025, 0.092), (0.031, 0.086), 0.03), 0.03) == "costs"
     assert in_words(verdict_of((0, 0), (0, 0), 0), None) == "equal"

@@ -281,7 +281,7 @@ def test_worker_exits_cleanly_when_its_main_process_ends(unread: bool) -> None:
         worker = threading.Thread(target=t.Squares().run, args=(workers,))
         raised: list[BaseException] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(threading, "excepthook", lambda said: raised.append(said.exc_value))
+            patch.setattr(threading, "excepthook", lambda failure: raised.append(failure.exc_value))
             worker.start()
             ours.recv(1, socket.MSG_PEEK)
             if not unread:
@@ -312,7 +312,7 @@ def test_hook_error_fails_only_its_batch(hook: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker_class", "item", "kind", "said"),
+    ("worker_class", "item", "kind", "message"),
     [
         (t.Squares, object(), TypeError, "object"),
         (t.WrongCount, "a", TransformError, "ValueError: 3 results for a batch of 4"),
@@ -323,11 +323,11 @@ def test_hook_error_fails_only_its_batch(hook: str, run: Run) -> None:
     ],
 )
 def test_batch_that_cannot_be_pickled_fails_with_its_reason(
-    worker_class: type[VectorTransformer], item: Any, kind: type[Exception], said: str, run: Run
+    worker_class: type[VectorTransformer], item: Any, kind: type[Exception], message: str, run: Run
 ) -> None:
     async def body(service: BatchedService) -> None:
         got = await outcomes(service, [item, 1, 2, 3])
-        assert all(isinstance(e, kind) and said in str(e) for e in got), got
+        assert all(isinstance(e, kind) and message in str(e) for e in got), got
 
     run(body, worker_class)
 

@@ -118,9 +118,9 @@ def test_refused_launch_names_file_and_reason(
     path.write_text(json.dumps(config_with(changes)))
     monkeypatch.setattr(sys, "argv", command(path, configuration, free_port(), tmp_path)[2:])
     assert main() == 1
-    said = capsys.readouterr().err
-    assert str(path) in said
-    assert says in said
+    message = capsys.readouterr().err
+    assert str(path) in message
+    assert says in message
 
 
 def test_error_names_the_port_in_use(server: Launched, tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyTables:
 
 
 def test_page_lists_commands_load_and_machine(study: StudyTables) -> None:
-    said = dict(commands(study))
-    assert [word for word, other in said["NIXL both"] if other] == NIXL.split()
-    assert not any(other for _, other in said["plain"])
+    words_by_label = dict(commands(study))
+    assert [word for word, other in words_by_label["NIXL both"] if other] == NIXL.split()
+    assert not any(other for _, other in words_by_label["plain"])
     words = dict(load(study))
     assert "requests/s of" in words["load"]
     assert words["measured"].endswith("requests")
@@ -147,11 +147,11 @@ def test_load_of_a_trace_names_its_file_and_repeated_share(study: StudyTables) -
         "kind": "trace", "source": "t.jsonl", "sha256": "ab12", "requests": 7, "speed": 2.0,
         "repeated_share": 0.29,
     }  # fmt: skip
-    said = dict(load(study))
+    conditions = dict(load(study))
     del sweep["traffic"]
-    assert "of the trace t.jsonl at speed 2, on average" in said["load"]
-    assert "29% of the prompt tokens repeated" in said["load"]
-    assert said["t.jsonl"] == "the first 7 requests, sha256 ab12"
+    assert "of the trace t.jsonl at speed 2, on average" in conditions["load"]
+    assert "29% of the prompt tokens repeated" in conditions["load"]
+    assert conditions["t.jsonl"] == "the first 7 requests, sha256 ab12"
 
 
 def test_page_of_a_comparison_has_no_section_without_content(study: StudyTables) -> None:

@@ -249,7 +249,7 @@ def test_step_without_a_no_op_is_split_into_hooks_and_rest(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "design", "said"),
+    ("name", "design", "reason"),
     [
         ("fig6_step_cdf", Design(step_timing=False), "no step timing"),
         ("fig7_decomposition", Design(step_timing=False), "no step timing"),
@@ -258,10 +258,10 @@ def test_step_without_a_no_op_is_split_into_hooks_and_rest(tmp_path: Path) -> No
     ],
 )
 def test_figure_without_data_gives_a_reason(
-    tmp_path: Path, name: str, design: Design, said: str
+    tmp_path: Path, name: str, design: Design, reason: str
 ) -> None:
     study = StudyTables(write_study(tmp_path / "s", design))
-    assert said in style.absent_because(_svg(tmp_path, study, name).encode())
+    assert reason in style.absent_because(_svg(tmp_path, study, name).encode())
 
 
 def test_the_sum_of_the_parts_has_the_conservative_interval(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ SCHEDULED, EXECUTED = "async_scheduling", "executor"
 
 
 @pytest.mark.parametrize(
-    ("device", "settings", "said", "unsaid"),
+    ("device", "settings", "present", "absent"),
     [
         ("cuda", {SCHEDULED: "true", EXECUTED: "uni", "model_runner": V2},
          ["was asynchronous", "V2 calls the worker's hooks", "lies in the engine step"],
@@ -59,27 +59,27 @@ SCHEDULED, EXECUTED = "async_scheduling", "executor"
     ],
 )  # fmt: skip
 def test_span_explanations_follow_the_recorded_settings(
-    root: Path, device: str, settings: dict[str, str], said: list[str], unsaid: list[str]
+    root: Path, device: str, settings: dict[str, str], present: list[str], absent: list[str]
 ) -> None:
     study = study_with(root, device, settings)
     text = f"{steps.hidden(study)} {steps.placed(study)}"
-    assert [words for words in said if words not in text] == []
-    assert [words for words in unsaid if words in text] == []
+    assert [words for words in present if words not in text] == []
+    assert [words for words in absent if words in text] == []
 
 
 @pytest.mark.parametrize(
-    ("setting", "mine", "other", "said"),
+    ("setting", "mine", "other", "sentence"),
     [
         (EXECUTED, "uni", "mp", "This does not hold for {}, whose settings differ."),
         (SCHEDULED, "true", "false", "Synchronous instead: {}."),
     ],
 )
 def test_span_explanations_name_configurations_with_other_settings(
-    root: Path, setting: str, mine: str, other: str, said: str
+    root: Path, setting: str, mine: str, other: str, sentence: str
 ) -> None:
     row = {"config": "noop_connector", "setting": setting, "value": other, "differs": True}
     study = study_with(root, "cuda", {setting: mine}, row)
-    named = said.format(LABELS["noop_connector"])
+    named = sentence.format(LABELS["noop_connector"])
     assert named in f"{steps.hidden(study)} {steps.placed(study)}"
 
 

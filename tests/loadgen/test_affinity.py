@@ -33,7 +33,7 @@ FAST = dict.fromkeys(range(8), 3_000_000) | {6: 3_500_000}
 
 
 @pytest.mark.parametrize(
-    ("files", "wanted", "client", "server", "said"),
+    ("files", "wanted", "client", "server", "source_or_warning"),
     [
         (
             machine([(0, (i,)) for i in range(8)]), (3, 1),
@@ -67,17 +67,17 @@ def test_affinity_plan_of_each_machine_is_as_expected(
     wanted: tuple[int, int],
     client: list[tuple[int, ...]],
     server: tuple[int, ...],
-    said: str | None,
+    source_or_warning: str | None,
     tmp_path: Path,
 ) -> None:
-    """Compare each machine's plan; `said` is the source of the CPU ranking, or a warning."""
+    """Compare each machine's plan; `source_or_warning` is the source of the CPU ranking, or a warning."""
     plan = plan_affinity(read(files, tmp_path), *wanted)
     assert [plan.loadgen, *plan.workers] == client
     assert plan.server == server
-    if plan.topology.ranked_by is not None or said is None:
-        assert (plan.topology.ranked_by, plan.warnings) == (said, ())
+    if plan.topology.ranked_by is not None or source_or_warning is None:
+        assert (plan.topology.ranked_by, plan.warnings) == (source_or_warning, ())
     else:
-        assert said in plan.warnings[0]
+        assert source_or_warning in plan.warnings[0]
 
 
 def test_plan_uses_only_allowed_cpus(tmp_path: Path) -> None:

@@ -216,8 +216,8 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for said in ("of each answer [64]", "s per request [600.0]", "for --rate [jittered]"):
-        assert said in text
+    for words in ("of each answer [64]", "s per request [600.0]", "for --rate [jittered]"):
+        assert words in text
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out.strip()
@@ -281,13 +281,13 @@ except LoadGeneratorError as error:
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "said"),
+    ("soft", "hard", "output"),
     [
         (100, 1024, "256"),
         (100, 200, "connections_per_worker 256 needs 320 open files; the hard limit is 200"),
     ],
 )
-def test_open_files_limit_is_raised_or_reported(soft: int, hard: int, said: str) -> None:
+def test_open_files_limit_is_raised_or_reported(soft: int, hard: int, output: str) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= hard
     with FaultServer({"good": [good_answer()]}) as server:
         done = subprocess.run(
@@ -296,7 +296,7 @@ def test_open_files_limit_is_raised_or_reported(soft: int, hard: int, said: str)
             text=True,
             check=True,
         )
-    assert done.stdout.startswith(said)
+    assert done.stdout.startswith(output)
 
 
 def test_first_segment_of_a_connection_has_a_kernel_stamp() -> None:

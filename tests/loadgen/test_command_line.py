@@ -237,9 +237,9 @@ def test_bad_arguments_are_named_and_exit_with_2(
     with pytest.raises(SystemExit) as caught:
         main(["--url", "http://127.0.0.1:1", *shlex.split(arguments)])
     assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert "\u0161" not in said
+    message = capsys.readouterr().err
+    assert named in message
+    assert "\u0161" not in message
 
 
 A: dict[str, Any] = {"id": "a", "prompt": "x", "max_tokens": 1}

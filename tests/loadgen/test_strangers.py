@@ -117,9 +117,9 @@ def test_connection_dropped_by_a_balancer_is_retried_once(tmp_path: Path) -> Non
     lines = [{"id": f"s{k}", "start_s": t, "nodes": nodes} for k, t in enumerate(starts)]
     sessions = write_sessions(tmp_path, *lines)
     with listening(forgetful, 64) as port:
-        _, said, _ = command(port, tmp_path, f"--session-file {sessions}")
-        assert (said["ok"], said["failed"]) == (9, {})
-        assert said["retried"] >= 1
+        _, summary, _ = command(port, tmp_path, f"--session-file {sessions}")
+        assert (summary["ok"], summary["failed"]) == (9, {})
+        assert summary["retried"] >= 1
         # With `strict` a request is not sent a second time.
         options = LoadGeneratorOptions(connections_per_worker=2, strict=True)
         with LoadGenerator(Target("127.0.0.1", port), options) as generator:

@@ -66,16 +66,16 @@ def test_interrupted_rate_is_not_judged() -> None:
         for rate, saturation in ((2.0, {"saturated": False}), (4.0, NOT_JUDGED))
     ]
     assert highest_unsaturated(summaries) == 2.0
-    said = "2 requests/s are sustained; 4 was interrupted, so it is not judged"
-    assert verdict(summaries) == said
+    expected = "2 requests/s are sustained; 4 was interrupted, so it is not judged"
+    assert verdict(summaries) == expected
 
 
 def test_sweep_that_ended_early_claims_nothing_about_higher_rates() -> None:
     rates = [2.0, 4.0]
     configuration = {"rate": 2.0, "rates": rates}
     summaries = [{"configuration": configuration, "saturation": {"saturated": False}}]
-    said = "2 requests/s are sustained; higher rates were not measured"
-    assert verdict(summaries) == said
+    expected = "2 requests/s are sustained; higher rates were not measured"
+    assert verdict(summaries) == expected
     rates.pop()
     assert "the server's limit is above it" in verdict(summaries)
 

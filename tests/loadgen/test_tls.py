@@ -101,15 +101,15 @@ def test_untrusted_certificate_fails_every_request_unless_its_ca_is_given(
 ) -> None:
     other = make_certificate(tmp_path, "DNS:elsewhere.example")
     with FaultServer(SCRIPTS, tls=server_context(*pems)) as server:
-        for target, said in (
+        for target, message in (
             (endpoint(server, None), "self-signed certificate"),
             (endpoint(server, other[0]), "self-signed certificate"),
         ):
             with LoadGenerator(target, FEW) as generator:
                 result = run_scripts(generator, ["good"] * 3, **SHORT)
             assert {r.error_kind for r in result.records} == {"tls_failed"}
-            assert said in str(result.records[0].error_detail)
-            assert said in str(result.health["connect_errors"])
+            assert message in str(result.records[0].error_detail)
+            assert message in str(result.health["connect_errors"])
         with LoadGenerator(endpoint(server, None, insecure=True), FEW) as generator:
             result = run_scripts(generator, ["good"] * 3, **SHORT)
         assert {r.status for r in result.records} == {"ok"}
@@ -144,14 +144,14 @@ class _Closing(socketserver.BaseRequestHandler):
 
 
 @pytest.mark.parametrize(
-    ("handler", "said"),
+    ("handler", "message"),
     [
         (_Plain, "WRONG_VERSION_NUMBER"),
         (_Closing, "the server closed the connection in the handshake"),
     ],
 )
 def test_failed_tls_handshake_has_its_own_error_kind(
-    handler: type[socketserver.BaseRequestHandler], said: str
+    handler: type[socketserver.BaseRequestHandler], message: str
 ) -> None:
     tls = TlsSettings("127.0.0.1", None, True)
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
@@ -162,7 +162,7 @@ def test_failed_tls_handshake_has_its_own_error_kind(
         server.shutdown()
     assert {r.error_kind for r in result.records} == {"tls_failed"}
     (detail,) = {str(r.error_detail) for r in result.records}
-    assert said in detail
+    assert message in detail
 
 
 def test_command_measures_an_https_url(

@@ -147,8 +147,8 @@ def _write_stages(
     with edited_json(root / paths.PREFLIGHT_STATUS) as gates:
         for name, reason in skipped.items():
             gates[name]["evidence"] = "preflight/verify_kv_consumer.log"
-            said = f"2026-05-26T08:59:00.000+00:00 SKIP: {reason}\n"
-            (root / gates[name]["evidence"]).write_text(said)
+            line = f"2026-05-26T08:59:00.000+00:00 SKIP: {reason}\n"
+            (root / gates[name]["evidence"]).write_text(line)
     return study_file
 
 

@@ -500,10 +500,10 @@ def test_audit_prints_no_line_or_escape_sequence_of_an_archive(
     result.ledger.check("launch", "plain\x1b[2J", ["\x1b]0;owned\x07reason\r\nPASS\u2028PASS"])
     result.ledger.check("launch", "alone\nPASS", [])
     audit_module.show(result)
-    said = capsys.readouterr().out
-    assert "FAIL launch plain\\u{1b}[2J: \\u{1b}]0;owned\\u{7}reason\\u{d}\\u{a}PASS" in said
-    assert not {*"\x1b\x07\r\u2028"} & {*said}
-    assert [line for line in said.splitlines() if line.startswith("PASS")] == []
+    output = capsys.readouterr().out
+    assert "FAIL launch plain\\u{1b}[2J: \\u{1b}]0;owned\\u{7}reason\\u{d}\\u{a}PASS" in output
+    assert not {*"\x1b\x07\r\u2028"} & {*output}
+    assert [line for line in output.splitlines() if line.startswith("PASS")] == []
 
 
 def test_name_with_a_line_end_forges_no_line_of_the_audit(

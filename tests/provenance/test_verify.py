@@ -122,9 +122,9 @@ def test_changed_digit_of_a_published_tax_is_named(
         row["hi"] = row["hi"][:5] + str((int(row["hi"][5]) + 1) % 10) + row["hi"][6:]
 
     edit_csv(table, change)
-    said = refuted(tmp_path / "archive")
-    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 hi" in said
-    assert " 1 differ." in said
+    output = refuted(tmp_path / "archive")
+    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 hi" in output
+    assert " 1 differ." in output
 
 
 def test_widened_intervals_an_overwritten_flag_and_forged_identities_are_named(
@@ -149,11 +149,11 @@ def test_widened_intervals_an_overwritten_flag_and_forged_identities_are_named(
     # A margin that is raised after the measurement.
     study["config"]["statistics"]["margins"]["ttft_p50"] = 0.5
     path.write_text(json.dumps(study))
-    said = refuted(tmp_path / "archive")
-    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 family_lo" in said
-    assert re.search(r"DIFFERS taxes .* huber_differs", said)
+    output = refuted(tmp_path / "archive")
+    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 family_lo" in output
+    assert re.search(r"DIFFERS taxes .* huber_differs", output)
     for place in ("mooncake_both/block0/A names", "plain/block0/A engine", "settings statistics"):
-        assert f"DIFFERS study.json {place}" in said
+        assert f"DIFFERS study.json {place}" in output
 
 
 def test_changed_timestamp_of_a_request_is_named(
@@ -169,9 +169,9 @@ def test_changed_timestamp_of_a_request_is_named(
     measured[(len(measured) - 1) // 2]["t_first_token_ns"] += 1000
     files[name] = "".join(json.dumps(r) + "\n" for r in requests).encode()
     path.write_bytes(encode(files))
-    said = refuted(tmp_path / "archive")
-    assert "plain 0 A r40 ttft_p50_ms" in said
-    assert "DIFFERS taxes" in said
+    output = refuted(tmp_path / "archive")
+    assert "plain 0 A r40 ttft_p50_ms" in output
+    assert "DIFFERS taxes" in output
 
 
 def test_folder_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:

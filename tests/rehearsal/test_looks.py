@@ -86,9 +86,9 @@ def test_decided_configuration_is_dropped_and_plain_stays_until_all_are_decided(
 
 
 def test_report_names_the_interim_analysis_that_decided(rehearsed: Rehearsal) -> None:
-    said = looks(StudyTables(rehearsed.study.root / "study.json"))
-    assert said.startswith("Decided at interim analyses: Mooncake both after 2;")
-    assert "11 of 12 launches" in said
+    sentence = looks(StudyTables(rehearsed.study.root / "study.json"))
+    assert sentence.startswith("Decided at interim analyses: Mooncake both after 2;")
+    assert "11 of 12 launches" in sentence
 
 
 def test_tables_have_the_last_interim_analysis_of_each_configuration(rehearsed: Rehearsal) -> None:
@@ -107,8 +107,8 @@ def test_tables_have_the_last_interim_analysis_of_each_configuration(rehearsed: 
 
 
 def test_rehearsal_prints_longest_and_shortest_duration(rehearsed: Rehearsal) -> None:
-    (_, said), rows = sections(rehearsed)[0].sentences, sections(rehearsed)[0].rows
-    assert said.startswith("Interim analyses leave out 1 of the 12 launches of Phase A here.")
+    (_, sentence), rows = sections(rehearsed)[0].sentences, sections(rehearsed)[0].rows
+    assert sentence.startswith("Interim analyses leave out 1 of the 12 launches of Phase A here.")
     assert rows
 
 

@@ -282,14 +282,14 @@ def test_launches_vary_by_the_configured_noise() -> None:
 def test_command_rehearses_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study_file = write_stages(tmp_path / "x", tiny())
     assert command.main(["--study", str(study_file)]) == 0
-    said = capsys.readouterr().out
-    assert "Duration" in said
-    assert "blocks: 1 decides nothing" in said
+    output = capsys.readouterr().out
+    assert "Duration" in output
+    assert "blocks: 1 decides nothing" in output
     few = "cell.min_completed: 24 requests at r40 give no verdict on ttft_p90, tpot_p90, e2e_p90."
-    assert few in " ".join(said.split())
+    assert few in " ".join(output.split())
     kept = (study_file.parent / "rehearsal.md").read_text()
     assert kept.startswith("# Rehearsal of tiny")
-    assert kept in said
+    assert kept in output
 
 
 @pytest.mark.long
@@ -300,9 +300,9 @@ def test_rehearsal_with_cells_that_cannot_be_valid_exits_non_zero(
     config["cell"]["request_timeout_s"] = 0.001
     study_file = write_stages(tmp_path / "x", resolve(config, "tiny.yaml"))
     assert command.main(["--study", str(study_file)]) == 1
-    said = capsys.readouterr().out
-    assert "phase_a.rates_rps: r20 cannot be valid" in said
-    assert "phase_b: 32x8 cannot be valid" in said
+    output = capsys.readouterr().out
+    assert "phase_a.rates_rps: r20 cannot be valid" in output
+    assert "phase_b: 32x8 cannot be valid" in output
 
 
 def test_ended_rehearsal_leaves_no_process_and_no_folder(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def text(source: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sentence",
     [
         # The top: answer, verdicts, configurations without a verdict, and the engine.
         "Mooncake + LMCache costs most: +",
@@ -131,8 +131,8 @@ def text(source: str) -> str:
         "Overhead: 1.010 = wall time",
     ],
 )
-def test_report_contains_each_sentence(text: str, said: str) -> None:
-    assert said in text
+def test_report_contains_each_sentence(text: str, sentence: str) -> None:
+    assert sentence in text
 
 
 def test_report_is_self_contained(source: str) -> None:
@@ -221,11 +221,11 @@ def test_report_names_the_largest_cost_of_each_metric_and_differing_huber_verdic
                 row |= {"huber_differs": "true"}
 
     edit_csv(study.root / "analysis" / "effects.csv", raised)
-    said = answer.answer(study)
+    sentence = answer.answer(study)
     assert re.match(
-        r"Mooncake \+ LMCache costs most: .+ on TTFT p50, NIXL both \+90 % on TPOT", said
+        r"Mooncake \+ LMCache costs most: .+ on TTFT p50, NIXL both \+90 % on TPOT", sentence
     )
-    assert len(said.split()) <= 25
+    assert len(sentence.split()) <= 25
     (note,) = (note for note in answer.notes(study) if "Huber" in note)
     assert note.endswith("gives another verdict for no-op connector (TPOT p50).")
 
@@ -251,14 +251,14 @@ def test_one_block_has_no_verdict_and_no_interval(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("valid", "said"),
+    ("valid", "sentence"),
     [
         ({}, "2 of 3 blocks are valid, and 3 valid ones can prove a tax (a block"),
         ({"nixl_both": "1"}, "LMCache, 1 for NIXL both, and 3 valid ones can prove a tax (a block"),
     ],
 )
 def test_report_counts_only_valid_blocks_toward_a_verdict(
-    study: StudyTables, valid: dict[str, str], said: str
+    study: StudyTables, valid: dict[str, str], sentence: str
 ) -> None:
     def lose(rows: list[dict[str, str]]) -> None:
         for row in select(rows, quantity="tax"):
@@ -268,7 +268,7 @@ def test_report_counts_only_valid_blocks_toward_a_verdict(
     page = render(study)
     assert not re.search(r"<td[^>]* data-narrow=", page)
     text = Page(page).text
-    assert said in text
+    assert sentence in text
     assert "prove nothing" not in text
 
 
@@ -300,8 +300,8 @@ def test_terminal_prints_the_headline_of_the_report(
     full: StudyTables, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert answer.main(["--study", str(full.root / "study.json")]) == 0
-    said, *rows, load, _, _, report = capsys.readouterr().out.strip().splitlines()
-    assert said.removeprefix("embedded (emulated): ") in text
+    sentence, *rows, load, _, _, report = capsys.readouterr().out.strip().splitlines()
+    assert sentence.removeprefix("embedded (emulated): ") in text
     assert [row[:7] for row in rows[1:]] == [item.label[:7] for item in full.connectors]
     assert report == f"Report: {full.root / 'report.html'}"
     assert load in text
@@ -484,8 +484,9 @@ def test_report_explains_step_spans_at_the_table_and_under_the_figures(
     text = table_text("engine.csv", [row])
     write_text(root / "analysis" / "engine.csv", text)
     page = render(StudyTables(root / "study.json"))
-    said = "Scheduling was asynchronous"
-    assert said in page[page.index("Engine steps at ref_safe") : page.index("Hooks at ref_safe")]
+    sentence = "Scheduling was asynchronous"
+    steps = page[page.index("Engine steps at ref_safe") : page.index("Hooks at ref_safe")]
+    assert sentence in steps
     captions = re.findall(r"<figcaption>.*?</figcaption>", page)
-    titles = [re.findall(r"Figure \d+", text)[0] for text in captions if said in text]
+    titles = [re.findall(r"Figure \d+", text)[0] for text in captions if sentence in text]
     assert titles == ["Figure 7", "Figure 6"]

@@ -236,7 +236,7 @@ def test_program_that_ends_early_is_reported_with_its_last_lines(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--gpu", "b200"], "invalid choice: 'b200'"),
         (["--gpu", "h100", "--python", "python3"], "not allowed with"),
@@ -269,7 +269,7 @@ def test_program_that_ends_early_is_reported_with_its_last_lines(
     ],
 )
 def test_bad_arguments_exit_with_64(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     words = [] if "--python" in arguments or "--gpu" in arguments else ["--python", "python3"]
     with pytest.raises(SystemExit) as stopped:
@@ -277,7 +277,7 @@ def test_bad_arguments_exit_with_64(
     assert stopped.value.code == 64
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert said in lines[0]
+    assert message in lines[0]
 
 
 def test_older_vllm_is_resolved_without_connectors_that_it_lacks(
@@ -321,12 +321,12 @@ def test_connector_that_vllm_does_not_register_exits_with_64(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(None, "config.json: not found"), ("{", "config.json"), ("[]", "no key architectures"),
      ('{"model_type": "qwen3"}', "no key architectures")],
 )  # fmt: skip
 def test_broken_config_exits_with_64_and_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -336,7 +336,7 @@ def test_broken_config_exits_with_64_and_a_line(
         main(["--python", "python3", "--model", str(folder)])
     assert stopped.value.code == 64
     err = capsys.readouterr().err.strip()
-    assert said in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 

@@ -114,14 +114,14 @@ def test_server_at_another_address_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "PATIENCE_S", 0.1)
-    said: list[str] = []
+    messages: list[str] = []
     argv = [sys.executable, "-m", "http.server", "--bind", "::1", str(free_port())]
     with (
         started(tmp_path, argv) as server,
         pytest.raises(ServerError, match="listens only at ::1; allowed: 127"),
     ):
-        server.wait_ready(4, said.append)
-    assert "waiting for the server: the server listens only at ::1" in said[0]
+        server.wait_ready(4, messages.append)
+    assert "waiting for the server: the server listens only at ::1" in messages[0]
 
 
 @pytest.mark.parametrize("by_bash", [False, True])

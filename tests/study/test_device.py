@@ -230,8 +230,8 @@ def test_driver_on_another_device_exits_without_measuring(
     elsewhere = describe_node(study["config"]) | {"machine": "machine-b"}
     claim_device(tmp_path, 0, study["design_sha256"], elsewhere)
     assert launch.main(arguments(study_file)) == 2
-    said = "".join(capsys.readouterr())
-    assert "block 0 was begun on another device (machine: 'machine-b', here" in said
+    message = "".join(capsys.readouterr())
+    assert "block 0 was begun on another device (machine: 'machine-b', here" in message
     assert not list(launch_folder(study_file).iterdir())
 
 
@@ -251,7 +251,7 @@ def test_slots_do_not_change_the_design_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "message"),
     [
         ({"id": "a", "cpus": "1"}, r"devices\[1\].id: found a of 'a', which is devices\[0\]'s"),
         ({"id": "b", "cpus": "5,3-4"}, r"devices\[1\].cpus: found 3 of '5,3-4', which is devices"),
@@ -261,8 +261,8 @@ def test_slots_do_not_change_the_design_hash() -> None:
         ({"id": "b", "cpus": "8", "visible": "0"}, r"\[1\].visible: found '0'; allowed: the slot"),
     ],
 )
-def test_invalid_slots_are_refused(second: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_slots_are_refused(second: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         tiny([{"id": "a", "cpus": "0-3"}, second])
 
 
@@ -376,9 +376,9 @@ def test_remaining_time_on_several_devices_is_given_in_device_hours(
         with progress.LaunchProgress(study, tmp_path, order[1], tmp_path / "x.log") as seen:
             seen.start_cell("32x8", 1, 1, 1.0)
             seen.update(Progress(0.0, 0, 0, 0, 0, 0, 0))
-        said = capsys.readouterr().err
-        assert f" Phase B  launch 2 of {len(order)}  {order[1].config}  cell 32x8 (1/1)" in said
-        assert f"study {duration(left.wall_s)} left{told}\n" in said
+        message = capsys.readouterr().err
+        assert f" Phase B  launch 2 of {len(order)}  {order[1].config}  cell 32x8 (1/1)" in message
+        assert f"study {duration(left.wall_s)} left{told}\n" in message
     half = left.after(left.wall_s / 2)
     assert half == pytest.approx((left.wall_s / 2, left.device_s / 2, 2))
     assert left.after(2 * left.wall_s)[:2] == (0, 0)

@@ -90,9 +90,10 @@ def test_tmpdir_too_long_for_a_socket_ends_gates_and_ab_before_a_server(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     serve = ["--baseline", "true {port}", "--candidate", "true -x {port}"]
     assert ab.main([*serve, "--rate", "1", "--shape", "8x8"]) == ab.NO_NUMBER
-    said = [line for line in capsys.readouterr().err.splitlines() if "TMPDIR" in line]
-    assert len(said) == 2
-    assert all("allowed: 107; set TMPDIR to a folder with a shorter path" in line for line in said)
+    messages = [line for line in capsys.readouterr().err.splitlines() if "TMPDIR" in line]
+    assert len(messages) == 2
+    remedy = "allowed: 107; set TMPDIR to a folder with a shorter path"
+    assert all(remedy in message for message in messages)
     assert not list(tmp_path.rglob("launch.sh"))
 
 
@@ -107,8 +108,8 @@ def test_doctor_reports_stolen_cpu_time(
     monkeypatch.setattr(psutil, "cpu_times", lambda: times)
     row = findings("config")[1]["steal"]
     share = f"{steal / (900 + steal):.1%}"
-    said = f"the host took {share} of the requested CPU time since the machine started"
-    assert row == (verdict, said)
+    expected = f"the host took {share} of the requested CPU time since the machine started"
+    assert row == (verdict, expected)
 
 
 @pytest.mark.skipif(
@@ -149,8 +150,8 @@ def test_doctor_accepts_a_missing_model_that_the_run_builds(
     findings: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(doctor, "ROOT", tmp_path / "a fresh checkout")
-    verdict, said = findings(name)[1]["model"]
-    assert (verdict, said.partition(": ")[2]) == ("ok", "missing; the run makes it")
+    verdict, text = findings(name)[1]["model"]
+    assert (verdict, text.partition(": ")[2]) == ("ok", "missing; the run makes it")
     # Once gates have run, the model must exist.
     write_json(tmp_path / "preflight" / "preflight_status.json", {})
     assert findings(name)[1]["model"][0] == "fail"
@@ -216,19 +217,19 @@ def test_gpu_memory_counts_the_configured_cache(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sentence"),
     [
         ("vllm-cpu", "Mooncake listens on every address, whatever its configuration"),
         ("h20", "NIXL listens on the machine's address, unless UCX_NET_DEVICES is lo"),
     ],
 )
 def test_doctor_warns_of_ports_reachable_from_the_network(
-    findings: Findings, name: str, said: str
+    findings: Findings, name: str, sentence: str
 ) -> None:
     _, rows = findings(name)
     verdict, text = rows["listening"]
     assert verdict == "warn"
-    assert said in text
+    assert sentence in text
     assert ("NIXL" in text) == (name == "h20")
 
 
@@ -304,7 +305,7 @@ def test_doctor_checks_the_gpu_of_every_rank(
 
 # Qwen3-Coder-30B-A3B has 30.5 billion weights of two bytes: 56.9 GiB.
 @pytest.mark.parametrize(
-    ("available_gib", "verdict", "said"),
+    ("available_gib", "verdict", "text"),
     [
         (120, "ok", "21.1 needed (server 16.0, LMCache 5.0, bodies 0.1)"),
         (60, "warn", "no room to keep 56.9 GiB of weights: each launch reads them from disk"),
@@ -312,13 +313,13 @@ def test_doctor_checks_the_gpu_of_every_rank(
     ],
 )
 def test_doctor_compares_memory_with_weights_lmcache_and_request_bodies(
-    findings: Findings, monkeypatch: pytest.MonkeyPatch, available_gib: int, verdict: str, said: str
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, available_gib: int, verdict: str, text: str
 ) -> None:
     memory = SimpleNamespace(available=available_gib * 2**30, total=256 * 2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     _, rows = findings("h20")
     assert rows["memory"][0] == verdict
-    assert said in rows["memory"][1]
+    assert text in rows["memory"][1]
 
 
 def test_required_memory_includes_a_buffer_per_lmcache_rank_and_weights_on_a_cpu(

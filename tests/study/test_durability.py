@@ -132,9 +132,9 @@ def test_complete_cell_is_kept_unless_its_rate_changed(study_file: Path) -> None
 def test_unreadable_index_is_withdrawn(study_file: Path) -> None:
     index = launch_folder(study_file) / "index.json"
     write_json(index, {"cells": None})
-    (said,) = withdraw_damaged(read_json(study_file), study_file.parent)
-    assert "damaged: " in said
-    assert str(index) in said
+    (message,) = withdraw_damaged(read_json(study_file), study_file.parent)
+    assert "damaged: " in message
+    assert str(index) in message
     assert index.with_name("index.damaged.json").exists()
     assert not index.exists()
 

@@ -23,9 +23,9 @@ def study_file(tmp_path: Path) -> Path:
 
 def test_a_failed_plain_ends_the_run(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(arguments(study_file)) == 1
-    said = "".join(capsys.readouterr())
-    assert "plain/block0/A failed, and every tax is a comparison with plain" in said
-    assert "it resumes at this launch" in said
+    output = "".join(capsys.readouterr())
+    assert "plain/block0/A failed, and every tax is a comparison with plain" in output
+    assert "it resumes at this launch" in output
     folder = launch_folder(study_file)
     assert not (folder / "index.json").exists()
     assert read_json(folder / "index.failed.json")["status"] == "failed"
@@ -187,6 +187,6 @@ def test_escape_sequences_in_the_reason_of_a_failed_launch_are_not_printed(
         index = launch_index(study, launched, [], **failed)
         write_index(launched.folder(study_file.parent), index)
         command(arguments_of)
-        said = "".join(capsys.readouterr())
-        assert "no GPU\n" in said
-        assert "\x1b" not in said
+        output = "".join(capsys.readouterr())
+        assert "no GPU\n" in output
+        assert "\x1b" not in output

@@ -133,7 +133,7 @@ def test_parent_in_another_pid_namespace_is_not_watched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "status", "said"),
+    ("named", "status", "message"),
     [
         # The pid now belongs to another process.
         ("{pid}:{where}:1", 7, "names process {pid}, which has ended; unset it"),
@@ -142,11 +142,11 @@ def test_parent_in_another_pid_namespace_is_not_watched() -> None:
         ("{pid}:no place:1", 1, "allowed: the process name that Snakemake's start sets"),
     ],
 )
-def test_invalid_parent_variable_is_reported(named: str, status: int, said: str) -> None:
+def test_invalid_parent_variable_is_reported(named: str, status: int, message: str) -> None:
     where = process_name(os.getpid()).split(":")[1]
     driver = watched(named.format(pid=os.getpid(), where=where))
     assert driver.returncode == status
-    assert said.format(pid=os.getpid()) in driver.stdout + driver.stderr
+    assert message.format(pid=os.getpid()) in driver.stdout + driver.stderr
 
 
 def test_job_environment_keeps_only_a_running_owner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +212,8 @@ def test_processes_of_ended_drivers_are_killed_by_folder(
         with monkeypatch.context() as patch:
             patch.setattr(psutil.Process, "kill", lambda _: None)
             patch.setattr(guard, "KILLED_S", 0.05)
-            said = rf"process {started[0].pid} \(python.*\) of an earlier launch survives "
-            with pytest.raises(LeftoverError, match=said):
+            message = rf"process {started[0].pid} \(python.*\) of an earlier launch survives "
+            with pytest.raises(LeftoverError, match=message):
                 kill_leftovers(mine)
         assert kill_leftovers(mine) == 1
         assert [process.poll() is None for process in started] == [False, True, True, True]

@@ -238,10 +238,10 @@ def test_machine_watch_without_cpu_time_is_reported_after_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
 ) -> None:
     monkeypatch.setattr(child, "ANSWER_S", 0.2)
-    said = "machine_watch did not answer within 0.2 s: .* end them and rerun"
+    message = "machine_watch did not answer within 0.2 s: .* end them and rerun"
     with MachineWatch(plan, []) as watch:
         os.kill(watch.pid, signal.SIGSTOP)
-        with pytest.raises(ChildError, match=said):
+        with pytest.raises(ChildError, match=message):
             watch.open(tmp_path / "machine.jsonl", sleeper)
     assert not Path(f"/proc/{watch.pid}").exists()
 

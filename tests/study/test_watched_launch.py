@@ -127,11 +127,11 @@ def test_message_of_a_cell_void_by_the_machine_names_the_disturbing_process(
     with burning():
         measured(study_file)
     log = (study_file.parent / "logs" / "plain.block0.A.log").read_text().splitlines()
-    said = [line for line in log if " VOID: " in line]
+    void_lines = [line for line in log if " VOID: " in line]
     # Two cells, each measured twice.
-    assert len(said) == 4
+    assert len(void_lines) == 4
     assert log[-1].endswith("no cell is valid, and every tax is a comparison with this launch")
-    for line in said:
+    for line in void_lines:
         assert "other processes used the server's CPUs: foreign_cpu_server" in line
         # Another process may be busier; the next test checks that the right one is named.
         assert re.search(
@@ -150,9 +150,9 @@ def test_busiest_foreign_process_is_named() -> None:
         seconds = time.monotonic() - began
         # Processes that other tests start in the meantime are excluded.
         own = (before.keys() | every_cpu_ms().keys()) - {hog.pid}
-        said = busiest_other(before, own, seconds)
-        assert said is not None
-        assert f"{process.name()} (process {hog.pid}) used " in said
+        message = busiest_other(before, own, seconds)
+        assert message is not None
+        assert f"{process.name()} (process {hog.pid}) used " in message
         assert busiest_other(every_cpu_ms(), own, 1000.0) is None
 
 

@@ -106,7 +106,7 @@ def test_waiting_for_a_step_uses_no_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"label": "real vLLM, GPU"}, "engine.label: found 'real vLLM, GPU'; allowed: one with"),
         ({"device": "cpu"}, "engine.device_time: found with engine.device cpu; required with"),
@@ -118,14 +118,14 @@ def test_waiting_for_a_step_uses_no_cpu() -> None:
     ],
 )  # fmt: skip
 def test_study_that_contradicts_the_emulated_device_is_refused(
-    change: dict[str, Any], said: str
+    change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         resolve(emulated(**change), "x")
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("accelerator", "H21", "engine.device_time.accelerator: found 'H21'; allowed: H20"),
         ("accelerator", "L4", "engine.device_time.accelerator: found L4; allowed: one whose"),
@@ -134,12 +134,12 @@ def test_study_that_contradicts_the_emulated_device_is_refused(
         ("link_gb_s", 0, "engine.device_time.link_gb_s: found 0"),
     ],
 )
-def test_unusable_device_description_is_refused(key: str, value: Any, said: str) -> None:
+def test_unusable_device_description_is_refused(key: str, value: Any, message: str) -> None:
     config = emulated()
     config["engine"]["device_time"][key] = value
     if key == "model_config":
         config["engine"]["model"] = "./build/models/none"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         resolve(config, "x")
 
 
@@ -289,7 +289,7 @@ def test_device_checks_count_faults_of_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({}, None),
         ({"model_runner": "vllm.v1.worker.cpu_model_runner.CPUModelRunner"}, "model_runner is"),
@@ -300,7 +300,7 @@ def test_device_checks_count_faults_of_the_log() -> None:
     ],
 )  # fmt: skip
 def test_server_without_the_emulated_device_fails_its_gate(
-    change: dict[str, Any], said: str | None
+    change: dict[str, Any], message: str | None
 ) -> None:
     engine = resolve(emulated(), "x")["config"]["engine"]
     values = {
@@ -312,7 +312,7 @@ def test_server_without_the_emulated_device_fails_its_gate(
         name: {"value": value, "source": "probe", "reason": None} for name, value in values.items()
     }
     found = unproved_device(engine, settings, LINES, {"async_scheduling": True})
-    assert found is None if said is None else said in str(found)
+    assert found is None if message is None else message in str(found)
     assert "no step" in str(unproved_device(engine, settings, [], {})) or change
     unwaited = [changed(LINES[0], t_wait_ns=None)]
     if not change:

@@ -183,10 +183,10 @@ def test_failed_gate_of_plain_stops_the_gates_without_a_verdict(
     resolved["configurations"].reverse()
     write_json(file, resolved)
     assert preflight.main(["--study", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert "plain did not pass its gate" in said
-    assert "ended with status 1 before it was ready" in said
-    assert "verify_plain.log. Fix the cause and rerun the same command." in said
+    message = capsys.readouterr().err
+    assert "plain did not pass its gate" in message
+    assert "ended with status 1 before it was ready" in message
+    assert "verify_plain.log. Fix the cause and rerun the same command." in message
     asked = [path.name for path in (study.folder / "preflight").glob("verify_*.log")]
     assert asked == ["verify_plain.log"]
     assert not (study.folder / "preflight" / "preflight_status.json").exists()

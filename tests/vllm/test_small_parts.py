@@ -214,7 +214,7 @@ def _pins(lock: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         (_speaks("3.12"), f"found cpython 3.12 for x86_64 with glibc 2.36; {_WANTED}"),
         (_speaks("3.11", "aarch64"), f"found cpython 3.11 for aarch64 with glibc 2.36; {_WANTED}"),
@@ -226,12 +226,12 @@ def _pins(lock: str) -> list[tuple[str, str]]:
     ],
 )
 def test_environment_build_refuses_an_interpreter_outside_its_lock(
-    tmp_path: Path, script: str | None, said: str
+    tmp_path: Path, script: str | None, message: str
 ) -> None:
     python = tmp_path / "none" if script is None else interpreter(tmp_path, script)
     with pytest.raises(BuildError) as error:
         build("vllm-gpu", str(python))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "engine.build_python" in str(error.value)
 
 

@@ -166,17 +166,17 @@ def test_the_shipped_studies_plan_one_job_for_each_block(
 ) -> None:
     # The default study needs no option.
     options = () if name == "config.yaml" else ("--configfile", str(ROOT / "config" / name))
-    said = planning(tmp_path, "--snakefile", SNAKEFILE, *options)
-    assert planned(said)["phase_b"] == blocks
+    plan = planning(tmp_path, "--snakefile", SNAKEFILE, *options)
+    assert planned(plan)["phase_b"] == blocks
     # The rates wait for all blocks of Phase A; after that a block waits only for itself.
-    assert blocks_of(inputs_of("reference_rates", said)) == set(range(blocks))
-    assert [blocks_of(names) for names in jobs_inputs("phase_b", said)] == [set()] * blocks
-    waits = [blocks_of(names) for names in jobs_inputs("phase_bp", said)]
+    assert blocks_of(inputs_of("reference_rates", plan)) == set(range(blocks))
+    assert [blocks_of(names) for names in jobs_inputs("phase_b", plan)] == [set()] * blocks
+    waits = [blocks_of(names) for names in jobs_inputs("phase_bp", plan)]
     assert sorted(waits, key=min) == [{block} for block in range(blocks)]
     # The environment of vLLM stays in the checkout.
     if name == "vllm-cpu.yaml":
         stamp = ROOT / "envs" / "vllm-cpu" / ".venv" / "built.json"
-        assert os.path.relpath(stamp, tmp_path) in inputs_of("environment", said)
+        assert os.path.relpath(stamp, tmp_path) in inputs_of("environment", plan)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,9 @@ def test_bad_overlay_file_gives_a_one_line_error(
     (folder / "empty.yaml").write_text("# nothing\n")
     done = ended([SNAKEMAKE, "-s", SNAKEFILE, "--configfile", "study.yaml", *files], folder)
     assert done.returncode == 1
-    (said,) = [line for line in (done.stdout + done.stderr).splitlines() if "profile" not in line]
-    assert words in said
+    lines = (done.stdout + done.stderr).splitlines()
+    (message,) = [line for line in lines if "profile" not in line]
+    assert words in message
 
 
 @pytest.mark.parametrize("others", [(), ("plan",)])
@@ -228,10 +229,10 @@ def test_failed_doctor_rule_ends_with_the_doctors_message(
     with hold_devices(["test_unfit"]):
         done = run(folder, "doctor", *others)
     assert done.returncode == 1
-    said = done.stdout + done.stderr
-    assert "NOT FIT for this study: device" in said
+    output = done.stdout + done.stderr
+    assert "NOT FIT for this study: device" in output
     # With other targets the rule remains a failed job.
-    assert ("RuleException" in said) == bool(others)
+    assert ("RuleException" in output) == bool(others)
 
 
 def test_workflow_as_a_module_has_every_rule_with_its_prefix(tmp_path: Path) -> None:
@@ -262,8 +263,8 @@ def elsewhere(
 
 
 def test_an_executor_without_a_shared_file_system_is_refused(tmp_path: Path) -> None:
-    folder, said = elsewhere(tmp_path, shared=False)
-    assert "--executor: found one without a shared file system; allowed: local" in said, said
+    folder, output = elsewhere(tmp_path, shared=False)
+    assert "--executor: found one without a shared file system; allowed: local" in output, output
     assert not (folder / "results").exists()
 
 
@@ -271,8 +272,8 @@ def test_slots_are_refused_with_an_executor(tmp_path: Path) -> None:
     def edit(text: str) -> str:
         return f"{text}devices: [{{id: a, cpus: '0'}}]\n"
 
-    folder, said = elsewhere(tmp_path, edit, shared=True)
-    assert "devices: found a with --executor; allowed: no such section" in said, said
+    folder, output = elsewhere(tmp_path, edit, shared=True)
+    assert "devices: found a with --executor; allowed: no such section" in output, output
     assert not (folder / "results").exists()
 
 

@@ -272,8 +272,8 @@ def test_cell_cut_short_in_an_unfinished_launch_is_named(folder: Path) -> None:
     wait_for(lambda: any(launch.glob("r40.partial/metrics_*")), process)
     cut(launch, "r20")
     assert process.wait(timeout=60) != 0
-    said = "requests_A_r20.jsonl: missing or changed since it was measured; rerun the same"
-    assert said in (folder / "snakemake.log").read_text()
+    message = "requests_A_r20.jsonl: missing or changed since it was measured; rerun the same"
+    assert message in (folder / "snakemake.log").read_text()
     done = run(folder, PLAIN_A)
     assert done.returncode == 0, text_of(done)
     assert read_json(launch / "index.json")["status"] == "done"

@@ -159,11 +159,11 @@ def audited(cluster: Cluster, study: Path, name: str = "tiny", config: str = "st
 def test_two_nodes_measure_one_block_each(cluster: Cluster) -> None:
     study = cluster.study("two")
     done = cluster.run(study, "all")
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
     # Other rules ran on this machine (`localrule`); `environment` runs on a measuring machine.
     jobs = {"environment", "preflight", "patch_apply", "phase_a", "phase_b", "phase_bp"}
-    assert set(re.findall(r"^rule (\w+):", said, re.M)) == jobs
+    assert set(re.findall(r"^rule (\w+):", output, re.M)) == jobs
     first, second = nodes(study, 0), nodes(study, 1)
     assert len(first) == len(second) == 1
     assert first != second
