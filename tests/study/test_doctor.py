@@ -162,9 +162,7 @@ def test_doctor_fails_for_a_missing_model_folder(findings: Findings) -> None:
     assert rows["model"] == ("fail", "./elsewhere/model: missing")
 
 
-def test_doctor_fails_for_a_missing_folder_of_modules(
-    findings: Findings, tmp_path: Path
-) -> None:
+def test_doctor_fails_for_a_missing_folder_of_modules(findings: Findings, tmp_path: Path) -> None:
     there = ["scripts", str(tmp_path)]
     assert "modules" not in findings("vllm-cpu", engine={"pythonpath": there})[1]
     for missing in ("./no_modules", str(tmp_path / "none")):

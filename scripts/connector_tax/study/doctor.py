@@ -168,7 +168,9 @@ def _module_folders(engine: EngineSection) -> Iterator[Finding]:
     """Yield a failure for each folder of connectors' modules that does not exist."""
     for folder in engine.get("pythonpath", []):
         if not (ROOT / folder).is_dir():
-            yield Finding("modules", "fail", f"{folder}: no such folder; engine.pythonpath names it")
+            yield Finding(
+                "modules", "fail", f"{folder}: no such folder; engine.pythonpath names it"
+            )
 
 
 def _packages(engine: EngineSection) -> Iterator[Finding]:
