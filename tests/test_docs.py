@@ -336,7 +336,7 @@ def test_site_navigation_has_every_page_once() -> None:
 
 def test_measuring_pages_without_chromium_names_it(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<p>A page.</p>")
-    command = [sys.executable, ROOT / "docs" / "page_size.py"]
+    command = [sys.executable, str(ROOT / "docs" / "page_size.py")]
     runs = [
         subprocess.run(
             [*command, argument], cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True

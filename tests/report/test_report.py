@@ -397,8 +397,10 @@ def test_folder_of_an_earlier_replot_that_cannot_be_deleted_is_named(
     # Neither root nor another user can delete the target of a link as a folder.
     tables.rename(tmp_path / "elsewhere")
     tables.symlink_to(tmp_path / "elsewhere")
-    command = [sys.executable, "-m", "connector_tax.report", "--study", study.root / "study.json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "connector_tax.report", "--study"]
+    done = subprocess.run(
+        [*command, study.root / "study.json"], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2
     assert done.stderr.startswith(f"report: {tables}: left by an earlier replot, and cannot be")
     assert done.stderr.endswith("; delete it, then rerun the same command\n")

@@ -52,15 +52,17 @@ def test_phase_without_a_rate_of_its_own_is_skipped_in_one_line(
     study_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = read_json(study_file)
-    order = [{"config": name, "block": 0} for name in ("noop_connector", "plain", "plain_2")]
-    study["run_order"]["Bp"] = order
+    names = ("noop_connector", "plain", "plain_2")
+    study["run_order"]["Bp"] = [{"config": name, "block": 0} for name in names]
     write_json(study_file, study)
     gates = read_json(study_file.parent / paths.PREFLIGHT_STATUS)
     gates["noop_connector"] = {"include": False, "reason": "its gate", "evidence": None}
     write_json(study_file.parent / paths.PREFLIGHT_STATUS, gates)
-    write_json(study_file.parent / paths.REFERENCE_RATES, {"ref_safe": 20.0, "ref_load": 20.0})
-    for entry in order:
-        assert launch.main(arguments(study_file, entry["config"], "Bp")) == 0
+    rates = {"ref_safe": 20.0, "ref_load": 20.0, "rates_rps": [20.0], "fallback_used": False}
+    rates |= {"saturation_rate_rps": {}, "criteria": {}, "left_out": {}}
+    write_json(study_file.parent / paths.REFERENCE_RATES, rates)
+    for name in names:
+        assert launch.main(arguments(study_file, name, "Bp")) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
     reason = "ref_load equals ref_safe (20 req/s)"
     assert [line.partition("of 3  ")[2] for line in lines] == [
