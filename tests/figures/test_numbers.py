@@ -110,7 +110,7 @@ def test_knee_is_the_lowest_saturated_rate_with_its_criteria(tmp_path: Path) -> 
     assert len(beside) == len(study.configurations)
     words = _words(draw(study, "fig1_ttft_vs_rate").figure)
     assert "saturated: TTFT" in words
-    assert "knee, req/s: Mooncake + LMCache 8 (TTFT); others >8 95\u00a0% intervals" in words
+    assert "knee, req/s: Mooncake + LMCache 8; others >8; 95\u00a0% intervals" in words
 
 
 def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tmp_path: Path) -> None:

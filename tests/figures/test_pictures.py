@@ -15,6 +15,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from connector_tax.artifacts.tables import ROW_TYPES, read_table
+from connector_tax.config import ROOT, load_yaml
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES, draw
 from connector_tax.figures.rates import rate_ticks
@@ -128,6 +129,27 @@ def test_figures_fit_a_column_and_the_scorecard_a_page(pictures: dict[str, Pictu
         width, height = picture.figure.get_size_inches()
         assert width == (style.PAGE_IN if name == "scorecard" else style.COLUMN_IN)
         assert height < 7.5
+
+
+def test_footer_has_at_most_two_lines_above_the_engine(pictures: dict[str, Picture]) -> None:
+    for name, picture in pictures.items():
+        lines = [text.get_text() for text in picture.figure.texts if text.get_gid() != "engine"]
+        notes = [line for line in lines if " · " not in line]
+        assert len(notes) <= 2, (name, notes)
+
+
+def test_labels_of_shipped_configurations_are_drawn_whole() -> None:
+    files = sorted((ROOT / "config").glob("*.yaml"))
+    entries = [e for file in files for e in load_yaml(file).get("connectors") or ()]
+    labels = {e["label"] for e in entries if isinstance(e, dict) and "label" in e} | {
+        *LABELS.values()
+    }
+    assert "Mooncake both, own bootstrap" in labels
+    for label in labels:
+        assert style.fitted(label, style.LABEL_IN) == label
+        title = style.in_two_lines(label, 1.3, style.TEXT_PT * 1.13)
+        assert title.replace("\n", " ") == label
+    assert style.in_two_lines("w" * 100, 1.3, style.TEXT_PT).count("\n") == 1
 
 
 def test_smallest_text_has_a_readable_size(pictures: dict[str, Picture]) -> None:

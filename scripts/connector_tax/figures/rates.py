@@ -164,19 +164,14 @@ def cells(study: StudyTables, column: str) -> pd.DataFrame:
 
 def sample_text(study: StudyTables) -> str:
     """Return the number of requests behind a point, in words."""
-    return f"{rows.n_range(cell.n for cell in study.pooled)} per point"
+    return rows.n_range(cell.n for cell in study.pooled)
 
 
 def _knees(table: pd.DataFrame, study: StudyTables) -> str:
-    """Return each saturation rate with its criteria, for groups of configurations that agree."""
+    """Return each knee, for groups of configurations that agree."""
     by_knee: dict[str, list[str]] = {}
     for config, config_rows in table.groupby("config", sort=False):
-        knee = str(config_rows["knee_rps"].iloc[0])
-        at = config_rows[config_rows["rate_rps"].map("{:.10g}".format) == knee][
-            "saturation_criteria"
-        ]
-        fired = ", ".join(CRITERIA[c].label for c in ";".join(at.dropna()).split(";") if c)
-        by_knee.setdefault(f"{knee} ({fired})" if fired else knee, []).append(str(config))
+        by_knee.setdefault(str(config_rows["knee_rps"].iloc[0]), []).append(str(config))
     most = max(by_knee, key=lambda knee: len(by_knee[knee]))
     named = [
         f"{', '.join(map(study.label, configs))} {knee}"
@@ -202,10 +197,8 @@ def latency_figure(study: StudyTables, metric: str) -> Figure:
     compared = compared[compared["config"].isin([item.id for item in study.compared])]
     table = cells(study, f"{metric}_ms")
     label = rows.METRICS[metric]
-    notes = [
-        f"knee, req/s: {_knees(table, study)}",
-        f"{rows.interval_text(compared)}; {sample_text(study)}",
-    ]
+    knees = f"knee, req/s: {_knees(table, study)}"
+    notes = [f"{knees}; {rows.interval_text(compared)}; {sample_text(study)}"]
     lines = math.ceil(len(study.launched) / 2)
     height = 2 * PANEL_IN + 0.55 + 0.13 * (lines + 1)
     figure = style.new_figure(study, style.COLUMN_IN, height, notes)
@@ -242,10 +235,10 @@ def throughput(study: StudyTables) -> Figure:
     limits = study.settings["saturation"]
     kept = limits["throughput_ratio_min"]
     signs = (
-        f"{c.label}, {c.quantity} {'>' if c.above else '<'} {limits[c.bound]:g}"
+        f"{c.label} {'>' if c.above else '<'} {limits[c.bound]:g}"
         for c in criteria_of(limits).values()
     )
-    notes = [f"saturated: {'; '.join(signs)}", f"hatched: no number; {sample_text(study)}"]
+    notes = [f"saturated: {', '.join(signs)}; hatched: no number", sample_text(study)]
     heights = [*PLOTS_IN, ROW_IN * len(study.configurations)]
     handles_in = style.LEGEND_IN * (len(study.configurations) + len(STROKES)) / 2
     height = sum(heights) + AXES_IN + handles_in

@@ -38,7 +38,8 @@ PANELS: Mapping[str, str] = {
     "startup_s": "start-up, s",
 }
 ENDS = ["difference", "difference_lo", "difference_hi"]
-RESOURCE_IN = 0.15
+# A row with a name of one line, or two; the longest line, of two panels beside each other.
+RESOURCE_IN, TWO_LINES_IN, NAME_IN = 0.15, 0.22, 1.2
 
 
 def resources(study: StudyTables) -> Figure:
@@ -59,7 +60,8 @@ def resources(study: StudyTables) -> Figure:
     band = [bands.get(name, (None, None)) if known else (None, None) for name, known in is_known]
     table[rows.BAND] = pd.DataFrame(band, dtype=object)
     notes = [study.against("differences from plain; grey: A/A, plain against plain")]
-    height = math.ceil(len(shown) / 2) * (RESOURCE_IN * len(study.connectors) + 0.6)
+    row_in = TWO_LINES_IN if "\n" in "".join(_names(study)) else RESOURCE_IN
+    height = math.ceil(len(shown) / 2) * (row_in * len(study.connectors) + 0.6)
     figure = style.new_figure(study, style.COLUMN_IN, height, notes)
     grid = style.panels(figure, len(shown), 2, share_x=False)
     for axes, (name, panel) in zip(grid.flat, table.groupby("resource", sort=False), strict=False):
@@ -101,7 +103,12 @@ def _panel(study: StudyTables, axes: Axes, name: str, panel: pd.DataFrame) -> No
     plain = next(iter(rows.numbers(drawn, ["plain_mean"])), 0.0)
     value = text.signed(plain, decimals([plain])).removeprefix("+")
     title = f"{name}\n{study.against('plain')}: {value}"
-    rows.prepare(axes, [item.label for item in study.connectors], title)
+    rows.prepare(axes, _names(study), title)
+
+
+def _names(study: StudyTables) -> list[str]:
+    """Return each connector's label, in two lines if it is long."""
+    return [style.in_two_lines(item.label, NAME_IN, style.TEXT_PT) for item in study.connectors]
 
 
 # ---- the scorecard
@@ -267,7 +274,7 @@ def scorecard(study: StudyTables) -> Figure:
     for x, name in zip(starts[1:], names, strict=True):
         axes.text(x + 0.05, 0, name.replace(", ", ",\n"), fontweight="bold", va="center")
     for y, (label, cells) in enumerate(lines, 1):
-        axes.text(0, y, style.fitted(label, names_in), va="center")
+        axes.text(0, y, style.in_two_lines(label, names_in, style.TEXT_PT), va="center")
         for x, width, cell in zip(starts[1:], widths[1:], cells, strict=True):
             paper, ink = LOOKS.get(cell.kind, ("white", "black"))
             place = (x + 0.02, y - 0.46)

@@ -214,7 +214,8 @@ def band_handle(table: pd.DataFrame) -> Patch:
 def prepare(axes: Axes, labels: Sequence[str], title: str) -> None:
     """Prepare axes for rows from top to bottom, with names on the left, no frame, and a title."""
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_yticks(range(len(labels)), [style.fitted(label, style.LABEL_IN) for label in labels])
+    names = [label if "\n" in label else style.fitted(label, style.LABEL_IN) for label in labels]
+    axes.set_yticks(range(len(names)), names, linespacing=1.0)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_title(title)

@@ -125,8 +125,8 @@ def decomposition(study: StudyTables) -> Figure:
         raise style.AbsentError("the records have no whole engine steps at ref_safe.")
     table = table[table["kind"].isin(shown)]
     split = bool(rows.numbers(table, ["framework_us"]))
-    means = study.against("means over steps; diamond: the step over plain's, 95 % interval")
-    notes = [f"ref_safe, {study.reference['ref_safe']:g} req/s; {means}"]
+    diamond = study.against("diamond: the step over plain's, 95 % interval")
+    notes = [f"{study.reference['ref_safe']:g} req/s; {diamond}"]
     valid = table[table["status"] == "valid"]
     bare = valid.set_index("config")[[*PARTS]].isna().all(axis=1).groupby(level=0).all()
     whole = "; ".join(item.label for item in study.connectors if bare.get(item.id, False))

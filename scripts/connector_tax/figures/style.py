@@ -39,7 +39,7 @@ DPI = 300
 TEXT_PT = 6.5
 LINE_IN = 0.125  # of a footer line
 LEGEND_IN = 0.13  # a line of a legend
-LABEL_IN = 1.2  # the longest label of a row
+LABEL_IN = 1.4  # the longest label of a row
 MUTED = "#5f5f5f"
 BAND = "#e3e6ea"
 # Hatching in place of a number, and the box in which its reason is readable.
@@ -113,7 +113,8 @@ def laid_out(figure: Figure, handles: Sequence[Artist] = (), columns: int = 1) -
     if handles:
         figure.legend(
             handles=handles, loc="lower left", bbox_to_anchor=(0, foot), ncols=columns,
-            handlelength=1.8, columnspacing=1.2, borderaxespad=0, borderpad=0.3, labelspacing=0.35,
+            handlelength=1.8, handletextpad=0.5, columnspacing=0.8, borderaxespad=0, borderpad=0.3,
+            labelspacing=0.35,
         )  # fmt: skip
         lines = math.ceil(len(handles) / columns)
         foot += (LEGEND_IN * lines + 0.06) / figure.get_figheight()
@@ -232,12 +233,18 @@ def fitted(text: str, width_in: float, points: float = TEXT_PT) -> str:
     return text.rstrip() + "…"
 
 
-def _broken(text: str, width_in: float) -> list[str]:
+def in_two_lines(text: str, width_in: float, points: float) -> str:
+    """Return `text`, broken into two lines if it is wider than `width_in`, and then shortened."""
+    first, *rest = _broken(text, width_in, points)
+    return "\n".join([first, fitted(" ".join(rest), width_in, points)] if rest else [first])
+
+
+def _broken(text: str, width_in: float, points: float = TEXT_PT) -> list[str]:
     """Return `text` broken into lines of at most `width_in` inches."""
-    characters = int(len(text) * width_in / text_width_in(text, TEXT_PT))
+    characters = max(1, int(len(text) * width_in / text_width_in(text, points)))
     while True:
         lines = textwrap.wrap(text.replace(" %", "\u00a0%"), characters)
-        if all(text_width_in(line, TEXT_PT) <= width_in for line in lines):
+        if characters == 1 or all(text_width_in(line, points) <= width_in for line in lines):
             return lines
         characters -= 1
 

@@ -132,7 +132,7 @@ def heat_maps(study: StudyTables) -> Figure:
         )
         style.heat_map(axes, taxes, words, cmap=colors, vmin=-limit, vmax=limit)
         label = study.against("A/A: plain again") if config == study.aa else study.label(config)
-        axes.set_title(style.fitted(label, 1.3, style.TEXT_PT * 1.13))
+        axes.set_title(style.in_two_lines(label, 1.3, style.TEXT_PT * 1.13))
     for axes in grid[:, 0]:
         axes.set_ylabel("input tokens")
     for axes in grid[-1, :]:
@@ -179,16 +179,12 @@ def _cell_text(row: dict[Any, Any]) -> str:
 
 
 def _notes(study: StudyTables, table: pd.DataFrame, margin: float) -> list[str]:
-    circle = f"{CIRCLE} 95 % interval includes 0; " * bool(rows.numbers(table, ["tax_lo"]))
-    marked = f"{TRIANGLE} marked: no verdict; "
-    marked *= bool(rows.overload_handles(table))
+    circle = f"{CIRCLE} interval includes 0" * bool(rows.numbers(table, ["tax_lo"]))
+    marked = f"{TRIANGLE} marked: no verdict" * bool(rows.overload_handles(table))
     noise = rows.numbers(table[table["config"] == study.aa], ["tax"])
-    ends = [size(100 * value) for value in (min(noise), max(noise))] if noise else []
-    aa = f"A/A: {' to '.join(ends)} %" if ends else "no A/A comparison"
-    return [
-        f"grey: within ±{100 * margin:g} %; {circle}{marked}hatched: no number",
-        f"{rows.tax_text(table)}; {study.reference['ref_safe']:g} req/s; {aa}",
-    ]
+    aa = "no A/A comparison" * (not noise)
+    grey, rate = f"grey: within ±{100 * margin:g} %", f"{study.reference['ref_safe']:g} req/s"
+    return ["; ".join(filter(None, (grey, circle, marked, rows.tax_text(table), rate, aa)))]
 
 
 def other_waits(study: StudyTables) -> str:
