@@ -1,5 +1,7 @@
 """Stand in for docker: `run -d ... COMMAND`, `inspect`, `logs --follow`, `stop`, `rm --force`.
 
+It knows containers only in its context (`--context mine`), if a file `context` is beside it.
+
 A container is a process with its own environment and, where this machine allows it, a control
 group. Its output and its state are files beside the script.
 """
@@ -43,6 +45,10 @@ def end(name: str, number: int) -> None:
 
 def main(command: str, *arguments: str) -> None:
     """Run one command of docker."""
+    if command == "--context":
+        command, arguments = arguments[1], arguments[2:]
+    elif (STATE.parent / "context").exists():
+        sys.exit("no such container")
     STATE.mkdir(exist_ok=True)
     name = arguments[-1]
     if command == "run":
@@ -72,7 +78,7 @@ def main(command: str, *arguments: str) -> None:
             while lives(int((STATE / name).read_text())) or stream.peek(1):
                 os.write(1, stream.read())
                 time.sleep(0.05)
-    elif command == "stop":
+    elif command == "stop" and arguments[0] == "-t":
         end(name, signal.SIGTERM)
     elif command == "rm":
         end(name, signal.SIGKILL)

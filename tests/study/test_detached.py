@@ -16,6 +16,7 @@ import pytest
 
 from connector_tax.servers.kinds import ServerCommand, ServerError, free_port
 from connector_tax.study import endpoint
+from connector_tax.study.detached import find_detached
 from connector_tax.study.guardian import CONTAINER_FILE, containers_of
 from connector_tax.study.processes import ServerProcesses, cpu_between
 from connector_tax.study.resources import snapshot
@@ -122,6 +123,36 @@ def test_server_at_another_address_is_named(
     ):
         server.wait_ready(4, messages.append)
     assert "waiting for the server: the server listens only at ::1" in messages[0]
+
+
+def test_container_is_asked_for_with_the_options_of_its_engine(
+    tmp_path: Path, docker: Path
+) -> None:
+    (docker.parent / "context").touch()
+    folder = tmp_path / "launch"
+    folder.mkdir()
+    with started(folder, ["docker", "--context", "mine", "run", "-d", *words()]) as server:
+        server.wait_ready(20)
+        (container,) = (path for path in docker.iterdir() if not path.suffix)
+        assert server.pid == int(container.read_text())
+    assert not container.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("docker run -d image", "docker"),
+        ("sudo -E -n podman run -d image", "sudo -E -n podman"),
+        ("sudo sync; docker -H tcp://h run -d image", "docker -H tcp://h"),
+        ("env A=1 /usr/bin/nerdctl --namespace=k8s container run -d image",
+         "/usr/bin/nerdctl --namespace=k8s"),
+    ],
+)  # fmt: skip
+def test_command_of_the_container_engine(tmp_path: Path, line: str, command: str) -> None:
+    printed = "0123456789abcdef" * 4
+    found = find_detached(tmp_path, ["bash", "-c", line], "driver", printed, [])
+    assert found is not None
+    assert found.engine == tuple(command.split())
 
 
 @pytest.mark.parametrize("by_bash", [False, True])

@@ -53,7 +53,7 @@ class Detached:
     def stop(self, grace_s: float) -> None:
         """Stop a container within `grace_s` seconds."""
         if self.container:
-            self._engine("stop", "--time", str(round(grace_s)), grace_s=grace_s)
+            self._engine("stop", "-t", str(round(grace_s)), grace_s=grace_s)
 
     def follow_log(self, log: Path) -> None:
         """Append what a container prints to a log until it ends."""
@@ -99,8 +99,7 @@ def find_detached(
     names = [Path(word).name for word in words]
     engine = next((number for number, name in enumerate(names) if name in _ENGINES), None)
     if engine is not None and _ID.fullmatch(last):
-        first = engine - 1 if engine and names[engine - 1] == "sudo" else engine
-        command = tuple(words[first : engine + 1])
+        command = tuple(words[_first(words, engine) : _subcommand(words, engine)])
         content = "\n".join((" ".join(command), last, driver))
         write_text(folder / CONTAINER_FILE, content)
         text = _output([*command, "inspect", "--format", "{{.State.Pid}}", last])
@@ -130,6 +129,20 @@ def find_detached(
     while (parent := stat_of(stats[pid].parent)) is not None and stats[pid].parent in started_pids:
         stats[stats[pid].parent], pid = parent, stats[pid].parent
     return Detached(pid, stats[pid].started)
+
+
+def _first(words: list[str], engine: int) -> int:
+    """Return the index of the first word of an engine's command: its own, or `sudo` before it."""
+    first = engine
+    while first and words[first - 1].startswith("-"):
+        first -= 1
+    return first - 1 if first and Path(words[first - 1]).name == "sudo" else engine
+
+
+def _subcommand(words: list[str], engine: int) -> int:
+    """Return the index behind an engine's own options, such as `--context NAME`."""
+    behind = range(engine + 1, len(words))
+    return next((at for at in behind if words[at] in ("run", "container")), engine + 1)
 
 
 def _words(part: str) -> list[str]:
