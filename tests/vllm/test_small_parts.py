@@ -121,6 +121,8 @@ def test_log_line_of_a_dead_connector_is_the_reason(
     reason = dead_reason(f"{created}\n{log}\n", device)
     assert reason is None if words is None else words in str(reason)
     assert dead_reason(log, device) is None
+    # At log level ERROR.
+    assert dead_reason(log, device, ["serve", "--c", '{"kv_connector": "X"}']) == reason
 
 
 TURNED_OFF = "WARNING [vllm.py:2180] Turning off hybrid kv cache manager because `--kv-transfer"

@@ -7,7 +7,9 @@ the tokens per word.
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +24,7 @@ from connector_tax.artifacts.study_records import EngineSection, ServedSection
 from connector_tax.loadgen import random_words
 from connector_tax.servers.command import running_url, server_command
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError, free_port
-from connector_tax.study.cell import FIRST_PLAIN_TOKEN
+from connector_tax.study.cell import ALIVE_S, FIRST_PLAIN_TOKEN
 from connector_tax.study.guard import kill_leftovers
 from connector_tax.study.resources import engine_record, remove_settings
 from connector_tax.study.scraper import parse_metrics
@@ -103,14 +105,39 @@ def asked(
         server.start()
         try:
             startup_s = server.wait_ready(timeout_s, lambda text: say(f"{name}: {text}"))
-            reply = _ask(name, section, server, startup_s, model, chat=chat, ids=ids)
-            if dead := dead_reason(server.log_text(), section["device"]):
+            reply = _while_alive(
+                server, lambda: _ask(name, section, server, startup_s, model, chat=chat, ids=ids)
+            )
+            if dead := dead_reason(server.log_text(), section["device"], server.command.argv):
                 raise AskError(f"{name}: its connector cannot transfer: {dead}")
             yield server, reply
         finally:
             server.stop(GRACE_S)
     except ServerError as error:
         raise AskError(f"{name}: {error}") from error
+
+
+def _while_alive(server: Server, query: Callable[[], Asked]) -> Asked:
+    """Return the result of a query, which a server without its engine may never answer.
+
+    Raises:
+        ServerError: the server or its engine ended meanwhile.
+        Exception: any error of the query.
+    """
+    result: Future[Asked] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(query())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    while True:
+        wait([result], ALIVE_S)
+        if result.done():
+            return result.result()
+        server.check_alive("while it was queried")
 
 
 def _ask(name: str, section: EngineSection, server: Server, startup_s: float,

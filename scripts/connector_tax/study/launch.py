@@ -548,7 +548,8 @@ class LaunchDriver:
 
     def _refuse_dead_connector(self, server: Server) -> None:
         """Raise `ServerError` if the log shows that the server's connector cannot transfer."""
-        if dead := dead_reason(server.log_text(), self.study["config"]["engine"].get("device", "")):
+        device = self.study["config"]["engine"].get("device", "")
+        if dead := dead_reason(server.log_text(), device, server.command.argv):
             raise ServerError(dead)
 
     def _disturber(

@@ -98,15 +98,17 @@ def failed_parts(log: str, device: str) -> list[str]:
     return lines_of_failure
 
 
-def dead_reason(log: str, device: str) -> str | None:
+def dead_reason(log: str, device: str, argv: Sequence[str] = ()) -> str | None:
     """Return why a connector that was created cannot transfer, or None.
 
     Args:
         log: the server's output and error log.
         device: the engine's device; `cuda` requires a path to the GPU's memory.
+        argv: the server's command, for a log level at which vLLM names no connector.
     """
     # Without a connector other failures do not matter, since the server serves.
-    if _CREATED.search(log) and (failed := failed_parts(log, device)):
+    created = _CREATED.search(log) or any("kv_connector" in word for word in argv)
+    if created and (failed := failed_parts(log, device)):
         return f"the server answers, but its log says: {failed[0][:300]}"
     return None
 
