@@ -36,7 +36,13 @@ NIXL = ' --kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both
     ("baseline", "candidate", "label"),
     [
         (SERVE, SERVE + NIXL, "--kv-transfer-config NixlConnector"),
-        (SERVE + " --max-num-seqs 8", SERVE + " --max-num-seqs 64", "64"),
+        (SERVE + " --max-num-seqs 8", SERVE + " --max-num-seqs 64", "--max-num-seqs 64"),
+        (SERVE + " --swap --seed=1", SERVE + " --swap --seed=2", "--seed=2"),
+        (
+            SERVE,
+            SERVE + ' --kv-transfer-config={"kv_connector":"X","kv_port":"a=b"}',
+            "--kv-transfer-config=X",
+        ),
         (SERVE + " --enforce-eager", SERVE, "without --enforce-eager"),
         (SERVE, SERVE, "the same again"),
         ("old/bin/" + SERVE, "new/bin/" + SERVE, "new/bin/vllm"),

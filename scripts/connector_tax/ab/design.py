@@ -80,6 +80,17 @@ def engine_section(options: argparse.Namespace) -> EngineSection:
     return section
 
 
+def _parts(line: str) -> list[str]:
+    """Return the words of a command line, and in place of a script, as of `bash -c`, its words."""
+    parts = []
+    for word in split_command(line):
+        try:
+            parts += split_command(word)
+        except ValueError:
+            parts.append(word)
+    return parts
+
+
 def planned_load(
     options: argparse.Namespace, startup_s: float, life_s: float, rate_rps: float | None = None
 ) -> Load:
@@ -129,9 +140,9 @@ def study_config(
     del config["phase_b"], config["phase_bp"]
     blocks = planned_blocks(options, block_s(options, load, baseline.startup_s, life_s))
     looks = blocks - FIRST_ANALYSIS + 1
-    base = split_command(options.baseline)
+    base = _parts(options.baseline)
     labels = {BASELINE: "baseline"} | {
-        name: label_of(base, split_command(command)) if name == UNNAMED else name
+        name: label_of(base, _parts(command)) if name == UNNAMED else name
         for name, command in options.candidate
     }
     judged = judged_of(options)

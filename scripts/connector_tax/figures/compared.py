@@ -6,6 +6,7 @@ JSON and Markdown of `connector-tax ab`.
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
 
 MOST_LABEL = 40
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 MEDIANS_FIRST = (*VERDICT_METRICS, *HEADLINE)
 # A word of a command, and whether the other command lacks it.
 Word = tuple[str, bool]
@@ -59,16 +61,23 @@ def marked_words(words: Sequence[str], other: Sequence[str]) -> list[Word]:
 def label_of(baseline: Sequence[str], candidate: Sequence[str]) -> str:
     """Return the words that only the candidate's command has, in at most 40 characters.
 
-    A JSON word with a connector's name is shown as that name.
+    An option that both have stands before a value that differs. A JSON word with a connector's name
+    is shown as that name.
     """
-    more = [_short(word) for word, other in marked_words(candidate, baseline) if other]
+    more: list[str] = []
+    option = ""
+    for word, other in marked_words(candidate, baseline):
+        if other:
+            more += [option] if option and not word.startswith("-") else []
+            more.append(_short(word))
+        option = word if _OPTION.fullmatch(word) and not other else ""
     less = [_short(word) for word, other in marked_words(baseline, candidate) if other]
     words = " ".join(more) or ("without " + " ".join(less) if less else "the same again")
     return words if len(words) <= MOST_LABEL else f"{words[: MOST_LABEL - 1].rstrip()}…"
 
 
 def _short(word: str) -> str:
-    option, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     try:
         content = json.loads(value)
     except ValueError:
