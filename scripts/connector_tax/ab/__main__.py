@@ -39,7 +39,7 @@ from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.metrics import change_of, word_of
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
-from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json, write_bytes, write_json, write_text
 from connector_tax.foreign import printable
@@ -142,8 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_job_environment(None)
     remove_temporaries(root)
     try:
-        study = _study(options, root, line)
-        blocks = _measured(options, study, line)
+        with _held_to_its_end(options, root, line):
+            study = _study(options, root, line)
+            blocks = _measured(options, study, line)
         answer, problem = _finished(study, blocks, line)
     except KeyboardInterrupt:
         # Servers that this process was querying; the launches of another `ab` of this name go on.
@@ -167,6 +168,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problem:
         line.say(f"ab: {problem}")
     return NO_NUMBER if problem else answer.status(options.max)
+
+
+def _held_to_its_end(
+    options: argparse.Namespace, root: Path, line: Line
+) -> contextlib.AbstractContextManager[None]:
+    """Keep other comparisons off the devices, which are free between two launches."""
+    if (root / paths.COMPLETE).exists():
+        return contextlib.nullcontext()
+    devices = _devices(options, engine_section(options))
+    return hold_devices(devices, say=line.show, purpose="comparison")
+
+
+def _devices(options: argparse.Namespace, section: EngineSection) -> list[str]:
+    config: Any = {"engine": section, "server": {"device": options.device or "cpu"}}
+    return devices_of(config)
 
 
 def _dry_run(options: argparse.Namespace, root: Path, line: Line) -> int:
@@ -259,9 +275,8 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
                      chat=chat, ids=ids, say=line.say)  # fmt: skip
 
     overlay.install(root / paths.PATCH / "overlay")
-    config: Any = {"engine": section, "server": {"device": options.device or "cpu"}}
     candidates: dict[str, Asked] = {}
-    with hold_devices(devices_of(config), say=line.show):
+    with hold_devices(_devices(options, section), say=line.show):
         # Candidates come first: one that does not start is reported before the baseline loads.
         for name, _ in options.candidate:
             with asking(name) as (_, candidates[name]):

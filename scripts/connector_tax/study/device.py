@@ -89,11 +89,15 @@ def devices_of(config: StudyConfig) -> list[str]:
 
 @contextlib.contextmanager
 def hold_devices(
-    names: Collection[str], wait_s: float = 10.0, say: Callable[[str], object] = lambda _: None
+    names: Collection[str],
+    wait_s: float = 10.0,
+    say: Callable[[str], object] = lambda _: None,
+    purpose: str = "device",
 ) -> Iterator[None]:
     """Hold the devices for one measurement.
 
     Args:
+        purpose: holders for different purposes do not exclude each other.
         say: receives a line that names the holder being waited for.
         wait_s: how long to wait for a holder to release a device.
 
@@ -103,12 +107,11 @@ def hold_devices(
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as stack:
         for name in sorted(names):
-            stack.enter_context(_held(name, deadline, say))
+            stack.enter_context(_held(name, f"\0connector-tax/{purpose}/{name}", deadline, say))
         yield
 
 
-def _held(name: str, deadline: float, say: Callable[[str], object]) -> socket.socket:
-    address = f"\0connector-tax/device/{name}"
+def _held(name: str, address: str, deadline: float, say: Callable[[str], object]) -> socket.socket:
     holder, is_reported = socket.socket(socket.AF_UNIX), False
     while True:
         try:
