@@ -1,14 +1,18 @@
 """Serve a minimal chat endpoint unlike vLLM's: words as tokens, no usage, no metrics.
 
-python stub_server.py PORT [401] [garbage] [same [short]] [redirect] [absent] [key=KEY]
-    [base=PATH] [tls=CERTIFICATE,KEY] [health=STATUS]
+python stub_server.py PORT [401] [garbage] [same [short]] [redirect] [absent] [healthy] [key=KEY]
+    [base=PATH] [tls=CERTIFICATE,KEY] [health=STATUS] [loads=SECONDS] [named=PROCESS] [core=PROGRAM]
+
+The engine core, PROGRAM, dies of the first request, which is never answered.
 """
 
 import json
 import ssl
+import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 CARD = {"id": "embedded-model" if "same" in sys.argv else "stub", "object": "model"}
 MODELS = {"object": "list", "data": [CARD | ({"max_model_len": 40} if "short" in sys.argv else {})]}
@@ -16,6 +20,8 @@ KNOWN = {"model", "messages", "max_tokens", "temperature", "stream"}
 REFUSES = "401" in sys.argv
 OPTIONS = dict(word.split("=", 1) for word in sys.argv if "=" in word)
 BASE = OPTIONS.get("base", "")
+READY = time.monotonic() + float(OPTIONS.get("loads", 0))
+CORE = subprocess.Popen([OPTIONS["core"], "1000"]) if "core" in OPTIONS else None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -30,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if "redirect" in sys.argv:
             self.send_response(301)
-            self.send_header("Location", f"https://elsewhere{self.path}")
+            self.send_header("Location", f"https://elsewhere{self.path}?at={time.time()}")
             self.send_header("Content-Length", "0")
             self.end_headers()
         elif "absent" in sys.argv:
@@ -39,6 +45,10 @@ class Handler(BaseHTTPRequestHandler):
             self._send(int(OPTIONS["health"]), {"error": "unwell"})
         elif self._refused():
             self._send(401, {"error": "no key"})
+        elif time.monotonic() < READY and self.path == f"{BASE}/v1/models":
+            self._send(503, {"error": "loading"})
+        elif "healthy" in sys.argv and self.path == f"{BASE}/health":
+            self._send(200, {})
         elif "garbage" in sys.argv:
             self._send(200, "Hello")
         elif self.path == f"{BASE}/v1/models":
@@ -47,6 +57,9 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, {"error": "no such path"})
 
     def do_POST(self) -> None:
+        if CORE is not None:
+            CORE.kill()
+            time.sleep(1000)
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self._refused():
             self._send(401, {"error": "no key"})
@@ -88,6 +101,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    if "named" in OPTIONS:
+        Path("/proc/self/comm").write_text(OPTIONS["named"])
     server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
     if "tls" in OPTIONS:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -98,7 +98,7 @@ def test_persistent_server_problem_is_reported_once_it_has_lasted(
         ("http", "redirect", "answers 301, a redirect to https://elsewhere/v1/models"),
         ("http", "health=500", "/health answers 500"),
         ("http", encrypted, "disconnected|reset by peer"),
-        ("https", "same", "SSL"),
+        ("https", "same", "https://127.0.0.1:.*SSL.*; allowed: http:// for a server without TLS"),
         ("https", encrypted, "CERTIFICATE_VERIFY_FAILED.*; allowed: --ca-file with"),
     )
     with ThreadPoolExecutor(len(cases)) as threads:
@@ -108,6 +108,36 @@ def test_persistent_server_problem_is_reported_once_it_has_lasted(
 def test_server_that_forbids_health_but_lists_its_models_is_queried(tmp_path: Path) -> None:
     with stub("health=403") as port:
         ask(tmp_path, f"http://127.0.0.1:{port}")
+
+
+def test_server_that_is_healthy_while_it_loads_is_waited_for(tmp_path: Path) -> None:
+    with stub("healthy", "loads=1") as port:
+        ask(tmp_path, f"http://127.0.0.1:{port}")
+
+
+def test_certificate_for_another_host_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.5)
+    certificate, key = make_certificate(tmp_path, "DNS:elsewhere")
+    with (
+        stub(f"tls={certificate},{key}") as port,
+        pytest.raises(AskError, match=r"mismatch.*; allowed: a host that the certificate names"),
+    ):
+        ask(tmp_path / "asked", f"https://127.0.0.1:{port}", "--ca-file", str(certificate))
+
+
+def test_memory_of_a_process_that_forwards_to_the_server_is_not_the_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stub("named=docker-proxy") as port:
+        url = f"http://127.0.0.1:{port}"
+        ask(tmp_path, url)
+        assert f"docker-proxy listens at {url}, and the server behind it" in capsys.readouterr().out
+        # The kernel forwards: no process listens.
+        monkeypatch.setattr("psutil.net_connections", lambda _: [])
+        ask(tmp_path, url)
+        assert f"no visible process listens at {url}, and the" in capsys.readouterr().out
 
 
 def test_server_on_another_machine_gives_a_warning(capsys: pytest.CaptureFixture[str]) -> None:

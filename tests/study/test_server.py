@@ -89,6 +89,32 @@ def test_server_that_dies_before_ready_is_reported_with_its_log_without_paths(
         assert str(ROOT) not in text
 
 
+@pytest.mark.parametrize(
+    ("printed", "first"),
+    [
+        ("(APIServer pid=7) ValueError: no such model", "ValueError: no such model"),
+        ("\\033[1;36m(Worker pid=7)\\033[0;0m OSError: gone", "OSError: gone"),
+        (
+            "(APIServer pid=7) pydantic_core.ValidationError: 1 validation error for KVConfig\\n"
+            "(APIServer pid=7) kv_role\\n"
+            "(APIServer pid=7)   Input should be kv_both [type=literal_error, input_value=x]",
+            "pydantic_core.ValidationError: 1 validation error for KVConfig kv_role Input should be"
+            " kv_both",
+        ),
+    ],
+)
+def test_first_error_is_found_behind_the_name_of_its_process(
+    tmp_path: Path, started: list[Server], printed: str, first: str
+) -> None:
+    command = ServerCommand(["bash", "-c", f"printf '{printed}\\n'; exit 1"], {})
+    server = Server(tmp_path, command, "test", free_port())
+    started.append(server)
+    server.start()
+    with pytest.raises(ServerError) as failure:
+        server.wait_ready(20)
+    assert f"\nfirst error: {first}\nlog: " in str(failure.value)
+
+
 def kill_engine_core(server: Server) -> None:
     """Kill the engine cores of a server after the server object has seen them."""
     cores: dict[int, int] = {}

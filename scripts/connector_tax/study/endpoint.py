@@ -19,6 +19,13 @@ from connector_tax.loadgen.setup import target_of
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 # Wrong answers within this time may come from a server that is still starting.
 PATIENCE_S = 5.0
+# Part of a TLS error -> what is allowed; the first part that the error has counts.
+_REMEDIES = {
+    "mismatch, certificate": "a host that the certificate names, or --insecure",
+    "CERTIFICATE_VERIFY_FAILED": "--ca-file with the certificates to trust, or --insecure",
+    "WRONG_VERSION_NUMBER": "http:// for a server without TLS",
+    "record layer failure": "http:// for a server without TLS",
+}
 
 
 @dataclass(frozen=True)
@@ -63,31 +70,38 @@ class Waiting:
     """A wait for a server; a persistent wrong answer is reported after PATIENCE_S.
 
     Args:
+        url: the server's base address, for errors that do not name it.
         starting: the server was started for this wait, so that at first nothing listens.
     """
 
-    def __init__(self, *, starting: bool) -> None:
+    def __init__(self, url: str, *, starting: bool) -> None:
         self.problem = "no answer yet"
-        self._starting = starting
+        self._kind = ""
+        self._url, self._starting = url, starting
         self._since = 0.0
         self.reported = False
 
     def take(self, answer: httpx.Response | httpx.HTTPError) -> str | None:
         """Record an answer; return its problem if the problem has lasted for PATIENCE_S."""
         lasting = True
-        if isinstance(answer, httpx.HTTPError):
-            problem = str(answer) or type(answer).__name__
-            if "CERTIFICATE" in problem.upper():
-                problem += "; allowed: --ca-file with the certificates to trust, or --insecure"
+        if isinstance(answer, ElsewhereError):
+            kind = problem = str(answer)
+        elif isinstance(answer, httpx.HTTPError):
+            kind = problem = f"{self._url}: {str(answer) or type(answer).__name__}"
+            remedy = next((text for part, text in _REMEDIES.items() if part in problem), None)
+            if remedy is not None:
+                problem += f"; allowed: {remedy}"
             elif isinstance(answer, httpx.ConnectError) and "SSL" not in problem:
-                lasting = not self._starting or isinstance(answer, ElsewhereError)
+                lasting = not self._starting
         else:
-            problem = f"{answer.url} answers {answer.status_code}"
+            kind = problem = f"{answer.url} answers {answer.status_code}"
             if answer.is_redirect:
+                # Each answer may redirect to another address.
                 problem += f", a redirect to {answer.headers.get('location')}"
         now = time.monotonic()
-        if problem != self.problem or not lasting:
-            self.problem, self._since, self.reported = problem, now, False
+        self.problem = problem
+        if kind != self._kind or not lasting:
+            self._kind, self._since, self.reported = kind, now, False
         if not lasting or self.reported or now - self._since < PATIENCE_S:
             return None
         self.reported = True

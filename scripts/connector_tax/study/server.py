@@ -19,7 +19,7 @@ import psutil
 from connector_tax.artifacts import paths
 from connector_tax.config import ROOT
 from connector_tax.files import write_bytes, write_json, write_text
-from connector_tax.foreign import LogSecrets
+from connector_tax.foreign import LogSecrets, printable
 from connector_tax.linux import die_with_parent
 from connector_tax.servers.kinds import (
     HOST,
@@ -52,6 +52,8 @@ LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 # A free port is chosen, but another program may take it before the server listens on it.
 PORTS_TRIED = 5
 ANSWER_S = 5.0
+# Answers to /v1/models of a server, or a gateway, whose model is not ready.
+_LOADING = (502, 503, 504)
 # A command that has ended must leave a server process within this time.
 LEFT_S = 2.0
 # Longest time between the end of a server's companions and its exit status.
@@ -60,8 +62,29 @@ STATUS_S = 0.2
 CORES_S = 1.0
 # Lines of a log that an error quotes.
 TAIL_LINES = 20
-# The last line of a traceback, after a logger's prefix; not a warning that names an exception.
-_ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception): .+)", re.MULTILINE)
+# Processes that pass connections on to a server elsewhere: a container, or another machine.
+_FORWARDERS = frozenset(
+    [
+        "docker-proxy",
+        "kubectl",
+        "pasta",
+        "rootlesskit",
+        "rootlessport",
+        "slirp4netns",
+        "socat",
+        "ssh",
+        "sshd",
+    ]
+)
+# A process of vLLM before what it prints.
+_PROCESS = r"(?:\(\w+ pid=\d+\) )?"
+# The last line of a traceback, after a logger's prefix; not a warning that names an exception. Then
+# the one or two lines in which pydantic names the wrong value.
+_ERROR = re.compile(
+    rf"(?:^|\] ){_PROCESS}((?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception): .+"
+    r"(?:\n(?:.*\n)?.*(?= \[type=))?)",
+    re.MULTILINE,
+)
 # launch.sh's `kill -0` of a companion that has ended before it was ready.
 _NEVER_READY = re.compile(r"kill: \(\d+\)")
 _IN_USE = re.compile("address already in use", re.IGNORECASE)
@@ -84,6 +107,13 @@ def on_a_free_port(start: Callable[[], Result], say: Callable[[str], object]) ->
         except PortTakenError as error:
             say(f"{str(error).splitlines()[0]}; trying another port")
     return start()
+
+
+def _accepts(host: str, port: int) -> bool:
+    """Return whether something accepts a connection."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
+        return True
+    return False
 
 
 def make_publishable(folder: Path) -> dict[str, int]:
@@ -127,6 +157,7 @@ class Server:
         self.endpoint = Endpoint(command.running or f"http://{HOST}:{port}", command.access or {})
         self.command = command
         self._listener: int | None = None
+        self._forwarder = ""
         self._detached: Detached | None = None
         self._ended_at: float | None = None
         self._detached_at = 0.0
@@ -145,7 +176,7 @@ class Server:
         self._cores_at = 0.0
         self._addresses: set[str] = set()
         self._http = self.endpoint.client(ANSWER_S)
-        self._waiting = Waiting(starting=command.running is None)
+        self._waiting = Waiting(self.url, starting=command.running is None)
 
     @property
     def url(self) -> str:
@@ -157,6 +188,9 @@ class Server:
         """Return why the server's processes cannot be seen; None if they can."""
         if self._detached is not None and self._detached.pid is None:
             return "the processes of the container cannot be seen from here"
+        if self._forwarder:
+            where = f"{self._forwarder} listens at {self.url}"
+            return f"{where}, and the server behind it cannot be seen"
         return None if self.endpoint.local else "the server is on another machine"
 
     @property
@@ -243,6 +277,9 @@ class Server:
         """
         if self.command.running and self.endpoint.local:
             self._listener = self._find_listener()
+            if self._forwarder:
+                say(f"{self.unseen}: its memory is unknown, and its CPU time, if it runs on this"
+                    " machine, counts as other processes' (--shared-machine)")  # fmt: skip
         while True:
             self._check_port()
             if time.monotonic() - self._cores_at > CORES_S:
@@ -284,9 +321,12 @@ class Server:
             answer = ElsewhereError(
                 f"the server listens only at {addresses}; allowed: {HOST} (--host {HOST})"
             )
-        # A status below 500 other than 200 means that the path is absent or forbidden.
-        if isinstance(health, httpx.Response) and (
-            health.status_code == 200 or (status == 200 and not health.is_server_error)
+        # Some servers are healthy while they load their model. A status below 500 other than 200
+        # means that the path is absent or forbidden.
+        if (
+            isinstance(health, httpx.Response)
+            and status not in _LOADING
+            and (health.status_code == 200 or (status == 200 and not health.is_server_error))
         ):
             return True
         wrong = health if status == httpx.codes.OK else answer
@@ -446,18 +486,27 @@ class Server:
         addresses = [c.laddr for c in every if c.status == psutil.CONN_LISTEN and c.laddr]
         return {address.ip for address in addresses if address.port == self.port}
 
-    def _find_listener(self) -> int:
-        """Return the listening process from which the other listening processes descend."""
+    def _find_listener(self) -> int | None:
+        """Return the listening process from which the other listening processes descend; None if
+        the kernel passes connections on, as to a container.
+        """
         owners = self._owners()
         if not owners:
-            raise ServerError(f"nothing listens at {self.url}")
+            target = self.endpoint.target()
+            if not _accepts(target.host, target.port):
+                raise ServerError(f"nothing listens at {self.url}")
+            self._forwarder = "no visible process"
+            return None
         pids = [pid for pid in owners if pid is not None]
         if not pids:
             raise ServerError(
                 f"The server at {self.url} belongs to another user. Run as that user or as root to"
                 " measure its CPU and memory."
             )
-        return min(pids, key=lambda pid: psutil.Process(pid).create_time())
+        first = min(map(psutil.Process, pids), key=psutil.Process.create_time)
+        if first.name() in _FORWARDERS:
+            self._forwarder = first.name()
+        return first.pid
 
     def _runs(self, companion: str) -> bool:
         """Return whether a companion runs; True until launch.sh has started it."""
@@ -483,9 +532,10 @@ class Server:
         written = [name for name in names if (self.folder / name).stat().st_size]
         if not written:
             return "it printed nothing"
-        if error := _ERROR.search(self.log_text(written)):
+        if error := _ERROR.search(printable(self.log_text(written))):
             logs = ", ".join(without_root(str(self.folder / name)) for name in written)
-            return f"first error: {error[1]}\nlog: {logs}"
+            cause = re.sub(rf"\n{_PROCESS}\s*", " ", error[1])
+            return f"first error: {cause}\nlog: {logs}"
         return "\n".join(map(self._tail_of, written))
 
     def _tail_of(self, name: str) -> str:
@@ -569,6 +619,4 @@ class Server:
         return group_members(self._process.pid)
 
     def _port_taken(self) -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(1.0)
-            return probe.connect_ex((HOST, self.port)) == 0
+        return _accepts(HOST, self.port)
