@@ -1,22 +1,27 @@
 """Test that unmeasurable input is refused with one clear line, and leaves nothing running."""
 
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from connector_tax.ab.arguments import parse
-from connector_tax.ab.ask import Asked
+from connector_tax.ab.ask import ANSWER_S, Asked
 from connector_tax.ab.design import engine_section, planned_load, study_config
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.servers.command import expanded, running_url, split_command
 from connector_tax.servers.kinds import ServerError
 from connector_tax.study.design import resolve
+from connector_tax.study.device import hold_devices
 from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
-from tests.workflow.harness import gone
+from tests.workflow.harness import device_for, gone
 
 CHAT = f"{sys.executable} {Path(__file__).with_name('stub_server.py')} {{port}}"
 # Ends like vLLM: one process has a cause, the others end because it has ended.
@@ -51,6 +56,8 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
             "--candidate: found --uds, a Unix socket",
         ),
         ({"--baseline": "serve --host a.sock"}, "--baseline: found a.sock, a Unix socket"),
+        ({"--max ": "3%", "--max": "5%"}, "--max: found several bounds of each judged metric"),
+        ({"--max ": "ttft_p50=3%", "--max": "ttft_p50=5%"}, "several bounds of ttft_p50; allowed:"),
         ({"--candidate": "run_2=serve {port}"}, "--candidate: found the name 'run_2'"),
         ({"--candidate": "baseline=serve {port}"}, "--candidate: found the name 'baseline'"),
         ({"--candidate": "serve '{port}"}, '--candidate: found "serve \'{port}"'),
@@ -93,6 +100,12 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--baseline": "serve {port} ${DIR:-x}"}, "found ${DIR:-x}, and a command is started"),
         ({"--baseline": "serve {port} $1"}, "found $1, and a command is started without a shell"),
         ({"--baseline": 'serve "$$" {port}'}, 'found "$$", and a command is started'),
+        ({"--baseline": "serve $'\\n' {port}"}, "found $'\\n', and a command is started without"),
+        ({"--baseline": 'serve $"m" {port}'}, 'found $"m", and a command is started without'),
+        ({"--baseline": "serve $[8+1] {port}"}, "found $[8+1], and a command is started without"),
+        ({"--baseline": "P=/a:~/b serve {port}"}, "found P=/a:~/b, and a command is started"),
+        ({"--baseline": "serve $FLAGS {port}"}, "makes several words of it, and a command is"),
+        ({"--baseline": "serve --x=${FLAGS} {port}"}, 'for one word: "${FLAGS}"'),
         ({"--baseline": "serve {port} # fast"}, "found #, and a command is started without"),
         ({"--candidate": "serve {port} $NO_SUCH"}, "found $NO_SUCH, which is not set"),
         ({"--candidate": "serve {port} $MY_TOKEN"}, "found $MY_TOKEN, which looks like a secret"),
@@ -118,6 +131,7 @@ def test_bad_arguments_are_refused_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "abcdefghijklmnop0123")
+    monkeypatch.setenv("FLAGS", "--a 1 --b 2")
     options: dict[str, str | None] = {
         "--baseline": "serve {port}",
         "--candidate": "serve {port}",
@@ -145,7 +159,9 @@ def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("serve $DIR/m {port}", ["serve", "/a b/m", "{port}"]),
+        ('serve "$DIR"/m {port}', ["serve", "/a b/m", "{port}"]),
+        ("serve $NAME/m $NONE x$NONE {port}", ["serve", "/n*/m", "x", "{port}"]),
+        ("\n serve {port} '\n'\n", ["serve", "{port}", "\n"]),
         ('serve "${DIR}/m" ~/x {port}', ["serve", "/a b/m", "/home/me/x", "{port}"]),
         ("serve '$DIR' \\$DIR a~b {port}", ["serve", "$DIR", "$DIR", "a~b", "{port}"]),
         ('serve --c {"a":"$DIR|x"} {port}', ["serve", "--c", '{"a":"$DIR|x"}', "{port}"]),
@@ -157,7 +173,7 @@ def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
         ("serve \\\n --port \\\n{port} '\\\n'", ["serve", "--port", "{port}", "\\\n"]),
         ("HF_HOME=~/x serve --m=~/x {port}", ["HF_HOME=/home/me/x", "serve", "--m=~/x", "{port}"]),
         ("serve ~root/m ~no_user/m {port}", ["serve", ROOTS_FOLDER, "~no_user/m", "{port}"]),
-        ("serve a{$DIR}b '$1' {port}", ["serve", "a{/a b}b", "$1", "{port}"]),
+        ("serve a{$NAME}b '$1' {port}", ["serve", "a{/n*}b", "$1", "{port}"]),
         (r'serve "\$i ${DIR}\"\n" {port}', ["serve", r'$i /a b"\n', "{port}"]),
         ("serve '`a`' it\\'s /n*o?[x] {port}", ["serve", "`a`", "it's", "/n*o?[x]", "{port}"]),
     ],
@@ -166,6 +182,8 @@ def test_variables_are_expanded_like_in_a_shell(
     line: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIR", "/a b")
+    monkeypatch.setenv("NAME", "/n*")
+    monkeypatch.setenv("NONE", " ")
     monkeypatch.setenv("HOME", "/home/me")
     options = parse(
         ["--baseline", line, "--candidate", f"x={line}", "--rate", "1", "--shape", "8x8"]
@@ -177,8 +195,9 @@ def test_variables_are_expanded_like_in_a_shell(
 
 def test_expanded_line_is_not_expanded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRICE", "$5 `x`")
-    once = expanded('serve "$PRICE" $PRICE', os.environ)
-    assert split_command(once) == ["serve", "$5 `x`", "$5 `x`"]
+    monkeypatch.setenv("COST", "$5`x`*")
+    once = expanded('serve "$PRICE" $COST', os.environ)
+    assert split_command(once) == ["serve", "$5 `x`", "$5`x`*"]
     assert expanded(once, os.environ) == once
 
 
@@ -220,28 +239,40 @@ def test_running_servers_get_new_prompts_in_each_comparison() -> None:
 
 
 def test_suggested_shell_line_keeps_json_and_is_accepted() -> None:
-    line = """printf '%s\\n' {port} {"a": "b c"} 'd e' | cat"""
-    with pytest.raises(ServerError) as refused:
-        expanded(line, {})
-    offered = str(refused.value).partition("allowed: ")[2]
-    command = split_command(expanded(offered, {}))
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == '{port}\n{"a": "b c"}\nd e\n'
+    for end in ("| cat", "\ntrue"):
+        line = f"""printf '%s\\n' {{port}} {{"a": "b c"}} 'd e' {end}"""
+        with pytest.raises(ServerError) as refused:
+            expanded(line, {})
+        offered = str(refused.value).partition("allowed: ")[2]
+        command = split_command(expanded(offered, {}))
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout == '{port}\n{"a": "b c"}\nd e\n'
 
 
 def test_candidate_may_be_named_like_a_configuration() -> None:
     names = ["plain", "nixl_both", "offloading"]
     servers = [part for name in names for part in ("--candidate", f"{name}=serve {{port}}")]
-    options = parse(["--baseline", "run {port}", *servers, "--rate", "1", "--shape", "8x8"])
+    document = designed("--baseline", "run {port}", *servers)
+    assert [entry["id"] for entry in document["configurations"]] == ["baseline", *names]
+    assert [entry["connector"] for entry in document["configurations"]] == [None] * 4
+
+
+def test_candidate_is_called_by_what_differs_within_a_script() -> None:
+    script = "bash -c 'cd /models && exec serve --port {port}"
+    document = designed("--baseline", f"{script}'", "--candidate", f"{script} --fast'")
+    assert [entry["label"] for entry in document["configurations"]] == ["baseline", "--fast"]
+
+
+def designed(*servers: str) -> StudyDocument:
+    """Return the study of a comparison without querying its servers."""
+    options = parse([*servers, "--rate", "1", "--shape", "8x8"])
     served: Any = {
         "model": "m", "vocab_size": 100, "chat": False, "body": "bare", "exact_output": True,
         "max_model_len": None, "version": None, "counters": False, "no_steps": "none",
     }  # fmt: skip
     baseline = Asked(served, {}, 1.0, "server by its command")
     load = planned_load(options, 1.0, 1.0)
-    document = resolve(study_config(options, engine_section(options), baseline, load), "design")
-    assert [entry["id"] for entry in document["configurations"]] == ["baseline", *names]
-    assert [entry["connector"] for entry in document["configurations"]] == [None] * 4
+    return resolve(study_config(options, engine_section(options), baseline, load), "design")
 
 
 @pytest.mark.parametrize(
@@ -250,8 +281,10 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
         (
             [],
             {"baseline": "nosuch {port}"},
-            "the command nosuch, which does not exist in PATH",
+            "the command nosuch, which does not exist in PATH; install",
         ),
+        ([], {"candidate": "FAST=vllm no {port}"}, "not exist in PATH (FAST=... sets a variable);"),
+        ([], {"baseline": "exec x {port}"}, "part of a shell; allowed: bash -c 'exec x {port}'"),
         ([], {"baseline": "false {port}"}, "baseline: the server ended with status 1 before"),
         ([], {"baseline": TRACEBACKS}, "before it was ready\nfirst error: MemoryError: 15 GiB\n"),
         ([], {"baseline": BARE}, "first error: Exception: no CPU here\nlog: "),
@@ -290,6 +323,29 @@ def test_server_that_cannot_be_measured_is_named(
     assert words in message, message
     assert status == NO_NUMBER
     assert gone(tmp_path, timeout_s=2) == []
+
+
+def test_engine_core_that_dies_while_its_server_is_queried_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = tmp_path / "VLLM::EngineCor"
+    shutil.copy(shutil.which("sleep") or "", core)
+    began = time.monotonic()
+    assert Ab(tmp_path, candidate=f"{CHAT} core={core}").call(monkeypatch) == NO_NUMBER
+    assert "died while it was queried" in capsys.readouterr().err
+    assert time.monotonic() - began < ANSWER_S
+
+
+def test_second_comparison_on_the_same_device_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shortly = functools.partial(hold_devices, wait_s=0.1)
+    monkeypatch.setattr("connector_tax.ab.__main__.hold_devices", shortly)
+    with hold_devices([device_for(tmp_path)], purpose="comparison"):
+        assert Ab(tmp_path).call(monkeypatch) == NO_NUMBER
+    said = capsys.readouterr().err
+    assert f"waiting for pid {os.getpid()}, user" in said
+    assert "is in use by another measurement" in said
 
 
 @pytest.mark.workflow

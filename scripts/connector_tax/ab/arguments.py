@@ -150,7 +150,7 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     for name in names:
         if names.count(name) > 1 or name == BASELINE or _TAKEN.fullmatch(name):
             parser.error(f"--candidate: found the name {name!r}; allowed: each name once, except"
-                         " baseline and names that end in a number")  # fmt: skip
+                         " baseline and names that end in _last or _2 to _20")  # fmt: skip
     for line in options.beside:
         if PORT_MARK not in line:
             parser.error(f"--beside: found no {PORT_MARK} in {line!r}; allowed: a command that"
@@ -196,7 +196,11 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     options.metric = list(dict.fromkeys(options.metric))
     _check_throughput(parser, options)
     judged = judged_of(options)
+    bounded = [bound.metric for bound in options.max]
     for bound in options.max:
+        if bounded.count(bound.metric) > 1:
+            what = bound.metric or "each judged metric"
+            parser.error(f"--max: found several bounds of {what}; allowed: one")
         if bound.metric not in (None, *judged):
             parser.error(f"--max: found {bound.metric}, which is not judged (--metric); allowed:"
                          f" {', '.join(judged)}")  # fmt: skip

@@ -55,14 +55,25 @@ _EXPANDED = re.compile(
 # A line that a backslash continues.
 _CONTINUED = re.compile(r"""('[^']*'|\\[^\n])|\\\n""")
 # Substitutions and parameters other than $NAME and ${NAME}.
-_SUBSTITUTED = re.compile(r"`|\$[(\d$?!@#*-]|\$\{(?![A-Za-z_]\w*\})")
+_SUBSTITUTED = re.compile(r"`|\$[(\[\d$?!@#*-]|\$\{(?![A-Za-z_]\w*\})")
+# Outside quotes: a string with escapes ($'...'), and a home behind a colon of an assignment.
+_BY_SHELL = re.compile(r"""\$['"]|^[A-Za-z_]\w*=.*:~""")
 # Quoted parts in which a shell runs nothing.
 _LITERAL = re.compile(r"""'[^']*'|\\.""", re.DOTALL)
 _WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _QUOTES, _PATTERN = frozenset("'\"\\"), frozenset("*?[")
 # In double quotes: an escaped character, or a variable.
 _IN_DOUBLE = re.compile(rf'\\(?P<escaped>[\\"$`])|{_NAME}')
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+# Words that begin a command and are part of the shell.
+_OF_SHELL = frozenset(
+    {
+        *(".", "!", "[[", "{", "alias", "case", "cd", "command", "declare", "eval", "exec"),
+        *("export", "for", "function", "if", "local", "pushd", "set", "shopt", "source", "time"),
+        *("trap", "ulimit", "umask", "unset", "until", "while"),
+    }
+)
 
 
 class Command(ProbedEngine):
@@ -134,11 +145,11 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
     result is recorded, so it must not contain a secret.
 
     Raises:
-        ServerError: a variable is not set or looks like a secret, or the line needs a shell; the
-            text gives the remedy.
+        ServerError: a variable is not set, looks like a secret or needs quotes, or the line needs a
+            shell; the text gives the remedy.
         ValueError: a quote is not closed.
     """
-    text = _with_quoted_json(_CONTINUED.sub(r"\g<1>", line))
+    text = _with_quoted_json(_CONTINUED.sub(r"\g<1>", line.strip()))
     needs_shell = f"and a command is started without a shell; allowed: bash -c {shlex.quote(text)}"
     operators = shlex.shlex(text, posix=True, punctuation_chars=_OPERATORS)
     operators.whitespace_split = True
@@ -147,9 +158,12 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
         if word and not set(word) - set(_OPERATORS):
             raise ServerError(f"found {word}, {needs_shell}")
 
+    if "\n" in _bare(text):
+        raise ServerError(f"found a line break, {needs_shell}")
     for word in _WORD.findall(text):
         # A shell runs substitutions within double quotes, too.
         runs = word[0] == "#" or _SUBSTITUTED.search(_LITERAL.sub("", word))
+        runs = runs or _BY_SHELL.search(_bare(word))
         # A pattern that names no file reaches a command as it is.
         files = not set(word) & _QUOTES and set(word) & _PATTERN and glob.glob(word)  # noqa: PTH207
         if runs or files:
@@ -163,7 +177,17 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
             # Path.expanduser fails for an unknown user; a shell keeps the text.
             home = os.path.expanduser(match["home"])  # noqa: PTH111
             return f"{match['assigned'] or ''}{shlex.quote(home)}"
-        return shlex.quote(variable(match)) if match["name"] else match[0]
+        return unquoted(match) if match["name"] else match[0]
+
+    def unquoted(match: re.Match[str]) -> str:
+        known = variable(match).strip()
+        if len(known.split()) > 1:
+            raise ServerError(
+                f"found {match[0]}, whose value has blanks: a shell makes several words of it,"
+                f' {needs_shell}; for one word: "{match[0]}"'
+            )
+        # Without a value it is no word.
+        return known and shlex.quote(known)
 
     def in_double(match: re.Match[str]) -> str:
         return match["escaped"] or variable(match)
@@ -180,6 +204,11 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
         return variables[name]
 
     return _EXPANDED.sub(value, text)
+
+
+def _bare(text: str) -> str:
+    """Return a command line without the content of its quotes and without escaped characters."""
+    return _QUOTED.sub(lambda match: "" if match[0][0] == "\\" else 2 * match[0][0], text)
 
 
 def running_url(text: str) -> str | None:
@@ -212,8 +241,12 @@ def missing_command(line: str) -> str | None:
         return None
     if Path(name).exists():
         return f"found the command {name}, which is not executable; run chmod +x {name}"
+    if name in _OF_SHELL:
+        return f"found {name}, which is part of a shell; allowed: bash -c {shlex.quote(line)}"
     where = f"at {Path(name).absolute()}" if os.sep in name else "in PATH"
-    return f"found the command {name}, which does not exist {where}; install it, or name another"
+    before = f" ({assigned[-1].partition('=')[0]}=... sets a variable)" if assigned else ""
+    absent = f"which does not exist {where}{before}"
+    return f"found the command {name}, {absent}; install it, or name another"
 
 
 def server_command(
