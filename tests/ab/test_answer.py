@@ -1,6 +1,7 @@
 """Test the answer's text, and the command's exit status."""
 
 import fcntl
+import json
 import os
 import struct
 import sys
@@ -72,23 +73,34 @@ def test_saturated_server_gets_no_verdict_at_any_bound(bounds: list[Bound], tmp_
 
 
 def test_answer_without_a_valid_cell_has_no_number_and_a_reason(tmp_path: Path) -> None:
-    def launch(name: str, *cells: tuple[str, str | None]) -> Any:
-        entries = [SimpleNamespace(status=status, reason=reason) for status, reason in cells]
-        return SimpleNamespace(configuration=name, status="done", cells=entries)
+    def cell(name: str, status: str, reason: str = "", *errors: str) -> Any:
+        path = tmp_path / f"{name}.jsonl"
+        requests = [{"status": "error", "error_kind": "http_status", "error_detail": error}
+                    for error in errors]  # fmt: skip
+        path.write_text("\n".join(map(json.dumps, [{"status": "ok"}, *requests])))
+        return SimpleNamespace(
+            configuration=name, status=status, reason=reason, file=lambda _: path
+        )
 
+    limited = "429: rate\x1b[2J limit"
     void = all_void([
-        launch("candidate", ("void", "short answers"), ("void", "again")),
-        launch("candidate", ("void", "again")),
-        launch("baseline", ("void", "busy"), ("valid", None)),
+        cell("candidate", "void", "short answers"), cell("candidate", "void", "again"),
+        cell("limited", "void", "errors", "503: busy", limited, limited),
+        cell("baseline", "void", "busy"), cell("baseline", "valid"), cell("late", "skipped"),
     ])  # fmt: skip
-    assert void == {"candidate": "short answers"}
+    assert void == {
+        "candidate": "short answers",
+        "limited": "errors; mostly 429: rate\\u{1b}[2J limit",
+    }
     known = answer(CANNOT_TELL, tmp_path)
     vars(known.taxes[0])["estimate"] = None
     none = replace(known, void=void)
     line = "candidate: no number: every cell is void: short answers"
     assert none.text().splitlines()[0] == line
     assert none.status([]) == STATUS[NO_NUMBER]
-    assert replace(none, void={}).text().splitlines()[0] == "candidate: TTFT no number"
+    vars(known.taxes[0])["reason"] = "one read"
+    line = "candidate: TTFT no number: one read"
+    assert replace(none, void={}).text().splitlines()[0] == line
     line = "candidate: no number: every cell is void: baseline: busy"
     assert replace(none, void={"baseline": "busy"}).text().splitlines()[0] == line
 

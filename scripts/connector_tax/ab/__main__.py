@@ -510,10 +510,12 @@ def _run_block(
             )
     if status:
         raise Failed(f"block {block + 1} ended with status {status}: {_end_of(log)}")
-    void = [cell.reason for launch in drawn if launch.index is not None
-            for cell in launch.index.cells if cell.status == "void"]  # fmt: skip
-    if void:
-        line.say(f"note: {len(void)} cells of block {block + 1} are void: {void[0]}")
+    cells = (cell for cell in StudyFolder(study).cells("A") if cell.key.block == block)
+    if void := [cell for cell in cells if cell.status == "void"]:
+        from connector_tax.ab.answer import why_void
+
+        count = "1 cell" if len(void) == 1 else f"{len(void)} cells"
+        line.say(f"note: {count} of block {block + 1} void: {why_void(void[0])}")
 
 
 def _failures(

@@ -1,7 +1,8 @@
 """Print the answer: cost, interval and verdict of each candidate, and the report's path."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from connector_tax.analysis.effects import FEW_REQUESTS
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import CellFolder, StudyFolder
-from connector_tax.artifacts.index import CellEntry, LaunchIndex
 from connector_tax.artifacts.metrics import (
     THROUGHPUT_METRICS,
     VERDICT_METRICS,
@@ -21,13 +21,15 @@ from connector_tax.artifacts.metrics import (
     judged_metrics,
     word_of,
 )
-from connector_tax.artifacts.names import ALL_RATES, configuration_of
+from connector_tax.artifacts.names import ALL_RATES, FAILED, configuration_of
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import RESOURCE, TAX, EffectRow, read_table
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
 from connector_tax.compare.bounds import NO_NUMBER, STATUS, Bound, check, worst
 from connector_tax.figures import compared
 from connector_tax.figures.tables import StudyTables
+from connector_tax.files import read_jsonl
+from connector_tax.foreign import one_line
 from connector_tax.servers.command import running_url
 
 BESIDES_LEVEL = 0.05
@@ -142,7 +144,7 @@ class Answer:
     def _size_and_verdict(self, tax: EffectRow) -> str:
         word = word_of(tax.metric)
         if tax.estimate is None:
-            return f"{word} no number"
+            return f"{word} no number" + (f": {tax.reason}" if tax.reason else "")
         estimate, lo, hi = tax.change
         size = f"{text.signed(100 * (estimate or 0.0), 1)}%"
         if lo is not None and hi is not None:
@@ -259,8 +261,8 @@ def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:
     tables = StudyTables(study.root / paths.STUDY)
     hits, single = ({}, 0) if "traffic" not in study.config["phase_a"] else _hit_shares(measured)
     return Answer(
-        study, blocks, spent_s / 60, taxes, resources, archive, tables, all_void(indexes), hits,
-        single,
+        study, blocks, spent_s / 60, taxes, resources, archive, tables,
+        all_void(measured.cells("A")), hits, single,
     )  # fmt: skip
 
 
@@ -286,14 +288,25 @@ def _counted(cell: CellFolder, key: str) -> float:
     return (counters["after"].get(key) or 0) - (counters["before"].get(key) or 0)
 
 
-def all_void(indexes: Sequence[LaunchIndex]) -> dict[str, str]:
-    """Return the reason for each configuration that has no valid cell."""
-    cells: dict[str, list[CellEntry]] = {}
-    for index in indexes:
-        if index.status == "done":
-            cells.setdefault(index.configuration, []).extend(index.cells)
+def all_void(cells: Iterable[CellFolder]) -> dict[str, str]:
+    """Return the reason for each configuration whose measured cells are all void."""
+    measured: dict[str, list[CellFolder]] = {}
+    for cell in cells:
+        if cell.status in ("valid", "void"):
+            measured.setdefault(cell.configuration, []).append(cell)
     return {
-        name: next((cell.reason for cell in of if cell.reason), "no reason is known")
-        for name, of in cells.items()
-        if all(cell.status != "valid" for cell in of)
+        name: why_void(of[0])
+        for name, of in measured.items()
+        if all(cell.status == "void" for cell in of)
     }
+
+
+def why_void(cell: CellFolder) -> str:
+    """Return why a cell is void, and the most frequent error of its requests."""
+    errors = Counter(
+        line["error_detail"] or line["error_kind"]
+        for line in read_jsonl(cell.file("requests"))
+        if line["status"] in FAILED
+    )
+    reason = cell.reason or "no reason is known"
+    return one_line("; ".join([reason, *(f"mostly {error}" for error, _ in errors.most_common(1))]))

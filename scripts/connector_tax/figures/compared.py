@@ -118,7 +118,7 @@ def load_words(sweep: PhaseASection, rates_rps: Sequence[float]) -> str:
     rates = ", ".join(f"{rate:g}" for rate in rates_rps)
     shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
     if (concurrency := sweep.get("concurrency")) is not None:
-        return f"{concurrency} requests of {shape} tokens at a time"
+        return f"{concurrency} request{'s' * (concurrency > 1)} of {shape} tokens at a time"
     if (traffic := sweep.get("traffic")) is None:
         return f"{rates} requests/s of {shape} tokens"
     file = f"the {traffic['kind']} {traffic['source']}"
