@@ -85,6 +85,12 @@ def test_command_without_a_secret_is_accepted(command: str) -> None:
     refuse_secrets({"companion": command.split()}, "mine.yaml")
 
 
+def test_text_that_is_nested_too_deeply_for_json_is_searched_as_text() -> None:
+    refuse_secrets({"companion": "[" * 100_000}, "mine.yaml")
+    with pytest.raises(ConfigError, match="found what looks like a secret"):
+        refuse_secrets({"companion": "[" * 100_000 + f" nvapi-{PLAIN}{PLAIN}"}, "mine.yaml")
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -294,7 +294,7 @@ def refuse_secrets(value: Any, source: str) -> None:
 def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]:
     """Yield path, name and value of each value in YAML, and in JSON texts within it."""
     if isinstance(value, str) and value.startswith(("{", "[")):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
     if isinstance(value, Mapping):
         for key, inner in value.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.ab import ask as asking
 from connector_tax.ab.arguments import parse
 from connector_tax.ab.ask import AskError, asked
 from connector_tax.ab.design import engine_section
@@ -103,6 +104,11 @@ def test_persistent_server_problem_is_reported_once_it_has_lasted(
     )
     with ThreadPoolExecutor(len(cases)) as threads:
         list(threads.map(lambda case: reported(*case), cases))
+
+
+def test_answer_that_is_nested_too_deeply_is_refused_in_a_line() -> None:
+    with pytest.raises(asking._WrongAnswer, match="allowed: a JSON object"):
+        asking._object("/v1/models", "[" * 100_000)
 
 
 def test_server_that_forbids_health_but_lists_its_models_is_queried(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def test_candidate_is_named_by_the_words_that_differ(
 
 def test_long_name_of_a_candidate_is_truncated() -> None:
     assert len(label_of(["serve"], ["serve", "--option", "x" * 100])) == 40
+    nested = "[" * 100_000  # too deep for a JSON parser
+    assert label_of(["serve"], ["serve", nested]) == f"{nested[:39]}…"
 
 
 def test_only_words_that_differ_in_place_are_marked() -> None:

@@ -254,7 +254,7 @@ def _stream(client: httpx.Client, path: str, body: Mapping[str, Any]) -> dict[st
 
 
 def _object(path: str, text: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         if isinstance(read := json.loads(text), dict):
             return read
     raise _WrongAnswer(f"{path} answers {text.strip()[:200]!r}; allowed: a JSON object")

@@ -80,7 +80,7 @@ def _short(word: str) -> str:
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     try:
         content = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return word
     name = content.get("kv_connector") if isinstance(content, dict) else None
     return f"{option}{equals}{name}" if isinstance(name, str) else word
