@@ -133,7 +133,7 @@ def test_version_is_unpacked_without_compiled_files_resolved_and_deleted(
     assert found["vllm"]["version"] == "9.9.9"
     assert found["rows"][0]["connector"] == "plain"
     (unpacked,) = (tmp_path / "packages").read_text().split()
-    assert unpacked.endswith("/site-packages/vllm/__init__.py")
+    assert unpacked.endswith("/packages/vllm/__init__.py")
     assert not Path(unpacked).exists()
     with pytest.raises(UnresolvedError, match=r"vLLM 9\.9\.8 answers for 9\.9\.9"):
         record(_vllm(tmp_path, "9.9.8"), "9.9.9", pin)

@@ -114,8 +114,7 @@ def record(python: str, version: str, lock: str) -> Record:
         UnresolvedError: the version cannot be fetched or run, or leaves a row unresolved.
     """
     with tempfile.TemporaryDirectory(prefix="connector-tax-history-") as name:
-        # A folder of this name, from which on the frames of errors are shown.
-        folder, scratch = Path(name, "site-packages"), Path(name, "models")
+        folder, scratch = Path(name, "packages"), Path(name, "models")
         for made in (folder, scratch):
             made.mkdir()
         unpack(lock, python, folder)

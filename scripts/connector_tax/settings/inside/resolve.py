@@ -21,6 +21,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -28,6 +29,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 # Used parts of vLLM: module, name, passed parameters. Checked before anything else.
@@ -67,6 +69,10 @@ USED_FOR_CACHE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
 )
 MESSAGE_CHARACTERS = 400
+# A report of pydantic: the number of errors, then the first one's field, if any, and reason.
+REPORT = re.compile(r"\d+ validation errors? for .*\n(?:(\S.*)\n)?  ((?s:.+?))(?: \[type=|\Z)")
+# Bases that say nothing about an error.
+ANY_ERROR = {"object", "BaseException", "Exception"}
 # A cell takes a few seconds.
 LONGEST_S = 300
 
@@ -199,24 +205,38 @@ def first_line(text: str) -> str:
 
 
 def described(error: BaseException) -> Json:
-    """Return an error as a record: type, text, causing types, frames of its traceback.
+    """Return an error as a record: type, text, further types, frames of its traceback.
 
-    A frame is a path below site-packages, or a file name outside it, with a line number.
+    `causes` are its other classes, and those of the errors that caused it. A frame is `file_of`
+    with a line number.
     """
-    text = str(error)
-    if type(error).__module__.startswith("pydantic"):  # names the class first, then the reason
-        text = " ".join(text.split("\n  ")[1:]).split(" [type=")[0] or text
-    causes, cause = [], error.__cause__
+    causes, cause = type(error).__mro__[1:], error.__cause__
     while cause is not None:
-        causes.append(type(cause).__name__)
-        cause = cause.__cause__
-    frames = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        name = frame.filename.replace("\\", "/")
-        short = name.split("site-packages/")[-1] if "site-packages/" in name else Path(name).name
-        frames.append(f"{short}:{frame.lineno}")
-    return {"type": type(error).__name__, "text": first_line(text), "causes": causes,
+        causes, cause = causes + type(cause).__mro__, cause.__cause__
+    frames = [f"{file_of(frame)}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)]
+    return {"type": type(error).__name__, "text": first_line(reason_in(str(error))),
+            "causes": [c.__name__ for c in causes if c.__name__ not in ANY_ERROR],
             "frames": frames[-12:]}  # fmt: skip
+
+
+def reason_in(text: str) -> str:
+    """Return an error's text, with a report of pydantic cut to its first field and reason."""
+    if (report := REPORT.search(text)) is None:
+        return text
+    field = f"{report[1]}: " if report[1] else ""
+    reason = report[2].removeprefix("Value error, ").replace("\n  ", " ")
+    return f"{text[: report.start()]}{field}{reason}"
+
+
+def file_of(frame: FrameType) -> str:
+    """Return the file of a frame, from its top-level package on, wherever that is installed."""
+    file = Path(frame.f_code.co_filename)
+    *package, name = str(frame.f_globals.get("__name__")).split(".")
+    if file.stem == "__init__":
+        package.append(name)
+    elif file.stem != name:  # code of a text, or the program itself
+        return file.name
+    return "/".join([*package, file.name])
 
 
 def named(value: Any) -> Any:
@@ -531,7 +551,8 @@ def forked(work: Callable[[], Json]) -> Json:
     _, ended = os.waitpid(pid, 0)
     if ended:
         code = os.waitstatus_to_exitcode(ended)
-        return {"died": f"signal {-code}" if code < 0 else f"status {code}"}
+        late = f" after {LONGEST_S} s, the longest time" if code == -signal.SIGALRM else ""
+        return {"died": f"signal {-code}{late}" if code < 0 else f"status {code}"}
     answer_of: Json = json.loads(data)
     return answer_of
 
@@ -543,13 +564,14 @@ def head() -> Json:
     from vllm.platforms import current_platform
 
     device = getattr(current_platform, "device_type", None)
+    named_by_vllm = device and device != "cpu"
     return {
         "version": vllm.__version__,
         "torch": torch.__version__,
         "transformers": importlib.import_module("transformers").__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
         "platform": device,
-        "device": "cpu" if device == "cpu" else str(current_platform.get_device_name()),
+        "device": str(current_platform.get_device_name()) if named_by_vllm else device,
     }
 
 
@@ -595,7 +617,10 @@ def answer(request: Json, say: Callable[..., None]) -> None:
         operators = gpu_stand_in.install(gpu_stand_in.GPUS[request["gpu"]])
     used = USED + (USED_FOR_CACHE if request["capacity"] else ())
     missing = [text for entry in used if (text := missing_part(*entry)) is not None]
-    say("vllm", **head())
+    this = head()
+    say("vllm", **this)
+    if not this["platform"]:
+        missing.insert(0, "a device on this machine that it supports")
     if missing:
         say("missing", names=missing)
         return
