@@ -235,6 +235,60 @@ def test_program_that_ends_early_is_reported_with_its_last_lines(
     assert "ValueError: x (resolve.py:1)" in _answer(capsys, "--python", failing, *TINY)[2]
 
 
+def test_answer_that_is_cut_off_exits_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = _replayed(tmp_path, MESSAGES)
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text(answers.read_text()[:-400])
+    status, out, err = _answer(capsys, "--python", python, *TINY)
+    assert (status, out) == (3, "")
+    assert "ended with status 0" in err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_narrow_terminal_shows_what_differs_from_plain_as_a_list(width: int) -> None:
+    shown = table.as_text(MATRIX, width)
+    begin = shown.index("\ngpt-oss-20b, ")
+    lines = shown[
+        begin : shown.index("HiSparseConnector\n    starts: refuses", begin)
+    ].splitlines()[2:]
+    assert max(map(len, lines)) <= width
+    words = " ".join(map(str.strip, lines))
+    assert words.startswith("plain, SimpleCPUOffloadConnector, ")
+    assert "starts: yes; requests of 131,072: 5.92; requests of 8,192: 53.28; " in words
+    assert "HF3FSKVConnector requests of 131,072: 3.33 (−44%); " in words
+    assert "blocks: 27,306; hybrid manager: off; groups: 1" in words
+    wide = table.as_text(MATRIX, 200)
+    assert "connector  " in wide
+    assert "  also" not in wide  # no row has a value there
+
+
+def test_layers_that_alone_differ_are_shown() -> None:
+    plain, nixl = copy.deepcopy([c for c in CELLS if c["model"] == CELLS[0]["model"]][:2])
+    nixl["settings"] = plain["settings"] | {"specs": {"FullAttentionSpec, block 16": 24}}
+    rows = [*rows_of([plain, nixl])]
+    known = connectors_of([request.plain(), request.connector("NixlConnector")], {"nixl": False})
+    matrix: Matrix = {**MATRIX, "connectors": known, "rows": rows}
+    assert status_of(matrix) == 1
+    also = "specs 24 × (FullAttentionSpec, block 16)"
+    assert also in table.as_text(matrix, None)
+    assert also in table.as_markdown(matrix)
+    first, *_, last = csv.DictReader(io.StringIO(table.as_csv(matrix)))
+    assert (first["also"], first["missing_packages"], first["started"]) == ("", "", "")
+    assert (last["also"], last["missing_packages"], last["started"]) == (also, "nixl", "True")
+
+
+def test_markdown_of_a_name_with_a_bar_has_as_many_columns() -> None:
+    name = '{"kv_connector": "a|b"}'
+    rows = [row | {"connector": name.join(row["connector"].split("NixlConnector"))}
+            for row in rows_of(CELLS)]  # fmt: skip
+    matrix: Matrix = {**MATRIX, "rows": rows, "connectors": []}
+    lines = [line for line in table.as_markdown(matrix).splitlines() if line.startswith("| ")]
+    assert any("a\\|b" in line for line in lines)
+    assert not any("a|b" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -259,6 +313,21 @@ def test_program_that_ends_early_is_reported_with_its_last_lines(
             ],
             "kv_connector_extra_config, or a child in it, is not a connector's configuration",
         ),
+        (["--kv-transfer-config", "[" * 100_000], "is not JSON"),
+        (
+            ["--kv-transfer-config", '{"kv_connector": "A", "kv_connector": "B"}'],
+            "found key 'kv_connector' twice",
+        ),
+        (
+            [
+                *("--kv-transfer-config", '{"kv_connector": "A"}'),
+                *("--kv-transfer-config", '{"kv_connector":  "A"}'),
+            ],
+            '--kv-transfer-config: found \'{"kv_connector": "A"}\' twice; allowed: each once',
+        ),
+        (["--python", ""], "--python: found ''; allowed: a Python that has vLLM"),
+        (["--model", "x" * 300], "File name too long"),
+        (["--kv-gib", "1e6"], "allowed: a number above 0, below 1e6"),
         (["--export-markdown", "/"], "--export-markdown: found '/'; allowed: a file in an"),
         (["--json", "--csv"], "not allowed with"),
         (["--", "--tensor-parallel-size=2"], "this is set by --tp"),
@@ -305,25 +374,44 @@ def test_row_that_fails_only_at_a_shorter_length_is_not_resolved() -> None:
         row = [*rows_of([plain, nixl])][1]
         assert row["state"] == "not resolved"
         assert row["reason"].startswith(reason)
+    # Also if vLLM refuses the model's own length.
+    refused = {"capacity": [*nixl["capacity"][:1], {"length": 1, "died": "signal 9"}]}
+    row = [*rows_of([plain, nixl | refused | {"error": _cell()["error"]}])][1]
+    assert (row["state"], row["reason"]) == ("not resolved", "the process ended with signal 9")
     # vLLM itself refuses the length.
     nixl["capacity"][-1] = {"length": entry["length"], "error": _cell()["error"]}
     assert [*rows_of([plain, nixl])][1]["state"] == "resolves"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--connector", "NoConnector"], "NoConnector"),
+        (["--connector", ""], ""),
+        (["--kv-transfer-config", '{"kv_connector": ""}'], ""),
+        (
+            ["--kv-transfer-config", json.dumps(request.multi("NixlConnector", "Nxl")["transfer"])],
+            "Nxl",
+        ),
+    ],
+)
 def test_connector_that_vllm_does_not_register_exits_with_64(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], name: str
 ) -> None:
     python = _replayed(tmp_path, MESSAGES)
     with pytest.raises(SystemExit) as stopped:
-        main(["--python", python, "--connector", "NoConnector", *TINY])
+        main(["--python", python, *arguments, *TINY])
     assert stopped.value.code == 64
-    assert "NoConnector: not registered by vLLM 0.32.0; allowed: " in capsys.readouterr().err
+    assert f"{name!r}: not registered by vLLM 0.32.0; allowed: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "config.json: not found"), ("{", "config.json"), ("[]", "no key architectures"),
-     ('{"model_type": "qwen3"}', "no key architectures")],
+     ('{"model_type": "qwen3"}', "no key architectures"),
+     ('{"architectures": []}', "architectures: found []; allowed: a list of names"),
+     ('{"architectures": "Qwen3"}', "architectures: found 'Qwen3'; allowed: a list of names"),
+     ('{"architectures": [[1]]}', "architectures: found [[1]]; allowed: a list of names")],
 )  # fmt: skip
 def test_broken_config_exits_with_64_and_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
@@ -357,8 +445,13 @@ def test_given_configuration_names_its_connector_and_its_children() -> None:
     case = request.given(text)
     assert case["registered"] == "MultiConnector"
     assert request.connectors_in(case["transfer"]) == ["NixlConnector", "LMCacheConnectorV1"]
-    own = request.given('{"kv_connector": "Mine", "kv_connector_module_path": "mine"}')
+    own = request.given('{"kv_connector": "Mine",\n "kv_connector_module_path": "mine"}')
     assert own["registered"] is None
+    assert "\n" not in own["name"]  # the row's name
+    extra = {"connectors": [own["transfer"], case["transfer"]]}
+    both = request.transfer("MultiConnector", **extra)
+    names = ["MultiConnector", "MultiConnector", "NixlConnector", "LMCacheConnectorV1"]
+    assert [*request.registered_in(both)] == names
 
 
 def test_connector_row_names_its_package_and_whether_it_was_started() -> None:

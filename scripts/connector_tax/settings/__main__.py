@@ -1,6 +1,7 @@
 """`connector-tax settings`: show how a KV connector changes vLLM's settings, without a GPU."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif options.csv:
         print(table.as_csv(matrix), end="")
     else:
-        print(table.as_text(matrix, bold=sys.stdout.isatty()))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(table.as_text(matrix, width))
     print(f"resolved in {time.monotonic() - began:.0f} s", file=sys.stderr)
     if options.export_markdown is not None:
         try:
@@ -122,14 +124,19 @@ def resolve(python: str, request: Request) -> Matrix:
             )
         # Only cases named by the user must exist; others are left out if vLLM lacks their
         # connector.
-        for case in () if request["every"] else request["cases"]:
-            if case["registered"] and case["registered"] not in second["registered"]:
+        named = [] if request["every"] else request["cases"]
+        for name in (name for case in named for name in requests.registered_in(case["transfer"])):
+            if name not in second["registered"]:
                 raise ArtifactError(
-                    f"{case['registered']}: not registered by vLLM {head['version']}; allowed: "
+                    f"{name!r}: not registered by vLLM {head['version']}; allowed: "
                     + ", ".join(second["registered"])
                 )
         connectors = connectors_of(second["cases"], second["packages"])
-        rows = list(rows_of(_shown(messages)))
+        try:
+            rows = list(rows_of(_shown(messages)))
+        finally:
+            if sys.stderr.isatty():
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     vllm = {key: value for key, value in head.items() if key != "kind"}
     return {"vllm": vllm, "request": answer_key(request), "connectors": connectors, "rows": rows}
 
@@ -142,7 +149,8 @@ def _shown(messages: Iterator[Message]) -> Iterator[Message]:
         if error.get("type") == "ArgumentsError":
             raise ArtifactError(f"vLLM: {error['text']}")
         if sys.stderr.isatty():
-            print(f"\r\x1b[K{message['model']}: {message['case'][:60]}", end="", file=sys.stderr)
+            words = f"{message['model']}: {message['case'][:60]}"
+            print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)
         yield message
     raise UnresolvedError("the program ended before its last answer")
 

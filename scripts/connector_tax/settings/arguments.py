@@ -63,9 +63,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if name in _OURS:
             parser.error(f"found {word!r} after --; allowed: other arguments of vLLM, as"
                          f" this is set by {_OURS[name]}")  # fmt: skip
-    for name in options.connector:
-        if options.connector.count(name) > 1:
-            parser.error(f"--connector: found {name!r} twice; allowed: each once")
+    if options.python == "":
+        parser.error("--python: found ''; allowed: a Python that has vLLM")
+    given_names = [case["name"] for case in options.kv_transfer_config]
+    for option, names in (("connector", options.connector), ("kv-transfer-config", given_names)):
+        if twice := [name for name in names if names.count(name) > 1]:
+            parser.error(f"--{option}: found {twice[0]!r} twice; allowed: each once")
     parser.check_page(options.export_markdown)
     if "MultiConnector" in options.connector:
         parser.error("--connector: MultiConnector has children; name them in --kv-transfer-config")
@@ -85,7 +88,7 @@ def _positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a number above 0")
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a number above 0, below 1e6")
     return value
 
 

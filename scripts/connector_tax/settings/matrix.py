@@ -21,13 +21,17 @@ RESOLVES: State = "resolves"
 REFUSES: State = "refuses"
 NOT_RESOLVED: State = "not resolved"
 
-# Types of programming errors, which are not decisions of vLLM.
+# Types of programming errors and of interruptions, which are not decisions of vLLM.
 _DEFECTS = {
     "AttributeError",
     "ContractError",
     "ImportError",
+    "KeyboardInterrupt",
+    "MemoryError",
     "ModuleNotFoundError",
     "NameError",
+    "RecursionError",
+    "SystemExit",
     "TypeError",
     "UnboundLocalError",
 }
@@ -133,7 +137,7 @@ def _reason(cell: Mapping[str, Any]) -> tuple[str, str]:
     error = cell["error"]
     text = ""
     if error["type"] in ("ValueError", "ValidationError"):
-        text = error["text"].removeprefix("Value error, ")
+        text = error["text"]
     return text or f"{error['type']}: {error['text']}", (error["frames"] or ["unknown"])[-1]
 
 
@@ -170,10 +174,11 @@ def rows_of(cells: Iterable[Message]) -> Iterator[Row]:
             "notes": [note for note in cell.get("notes", ()) if note not in notes],
         }
         failed = [entry for entry in cell.get("capacity", ()) if "requests" not in entry]
-        if row["state"] != RESOLVES:
-            row["reason"], row["at"] = _reason(cell)
-        elif lost := [entry for entry in failed if state_of(entry, RESOLVES) == NOT_RESOLVED]:
+        lost = [entry for entry in failed if state_of(entry, RESOLVES) == NOT_RESOLVED]
+        if row["state"] != NOT_RESOLVED and lost:
             row["state"], (row["reason"], row["at"]) = NOT_RESOLVED, _reason(lost[0])
+        elif row["state"] != RESOLVES:
+            row["reason"], row["at"] = _reason(cell)
         if cell["case"] == PLAIN:
             plain, row["notes"] = row["state"], sorted(notes)
         yield row

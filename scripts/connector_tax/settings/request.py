@@ -1,12 +1,13 @@
 """A request to the program in vLLM's interpreter: models, connectors, memory, arguments of vLLM."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from connector_tax.artifacts.record_reader import clipped
 from connector_tax.config import DEFAULTS
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.files import ArtifactError, parse_json, read_json
 
 # Shapes in config/models that are resolved by default.
 MODELS = (
@@ -165,7 +166,7 @@ def given(text: str) -> Case:
         ValueError: `text` is not a JSON object, or lacks a connector's name, also of a child.
     """
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
         raise ValueError(f"{text!r} is not JSON: {error}") from None
     name = value.get("kv_connector") if isinstance(value, dict) else None
@@ -177,7 +178,8 @@ def given(text: str) -> Case:
             " configuration"
         )
     registered = None if value.get("kv_connector_module_path") else name
-    return {"name": text, "registered": registered, "transfer": value, "arguments": []}
+    return {"name": json.dumps(value), "registered": registered, "transfer": value,
+            "arguments": []}  # fmt: skip
 
 
 def _is_configuration(value: Any) -> bool:
@@ -190,14 +192,27 @@ def _is_configuration(value: Any) -> bool:
     return formed and all(map(_is_configuration, children or []))
 
 
+def _children(configuration: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return (configuration.get("kv_connector_extra_config") or {}).get("connectors") or []
+
+
 def connectors_in(configuration: Mapping[str, Any] | None) -> list[str]:
     """Return the connectors that a configuration starts: a MultiConnector's children."""
     if configuration is None:
         return []
-    children = (configuration.get("kv_connector_extra_config") or {}).get("connectors") or []
-    return [name for child in children for name in connectors_in(child)] or [
+    return [name for child in _children(configuration) for name in connectors_in(child)] or [
         configuration["kv_connector"]
     ]
+
+
+def registered_in(configuration: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the connectors that vLLM must have registered: those without a module of their own."""
+    if configuration is None:
+        return
+    if not configuration.get("kv_connector_module_path"):
+        yield configuration["kv_connector"]
+    for child in _children(configuration):
+        yield from registered_in(child)
 
 
 def package_of(name: str) -> str | None:
@@ -223,15 +238,14 @@ def model(name: str, scratch: Path) -> Model:
         ArtifactError: there is no such model, or its config.json cannot be used.
     """
     folder, shape = Path(name), DEFAULTS / "models" / f"{name}.json"
-    if folder.is_dir():
-        file = folder / "config.json"
-        if not file.is_file():
-            raise ArtifactError(f"{file}: not found; allowed: a folder with a config.json")
-        config = read_json(file)
-        if not isinstance(config, dict) or not config.get("architectures"):
-            raise ArtifactError(f"{file}: no key architectures, by which vLLM finds the model")
-        return {"name": folder.resolve().name, "folder": str(folder.resolve())}
-    if "/" not in name and shape.is_file():
+    try:
+        if folder.is_dir():
+            _check_config(folder / "config.json")
+            return {"name": folder.resolve().name, "folder": str(folder.resolve())}
+        shipped = "/" not in name and shape.is_file()
+    except OSError as error:
+        raise ArtifactError(f"--model {name}: {error.strerror}") from None
+    if shipped:
         target = scratch / name
         target.mkdir(exist_ok=True)
         (target / "config.json").write_bytes(shape.read_bytes())
@@ -240,6 +254,19 @@ def model(name: str, scratch: Path) -> Model:
         return {"name": name, "folder": name}
     known = ", ".join(sorted(path.stem for path in shape.parent.glob("*.json")))
     raise ArtifactError(f"{name}: no such folder; allowed: a folder, OWNER/NAME, or {known}")
+
+
+def _check_config(file: Path) -> None:
+    if not file.is_file():
+        raise ArtifactError(f"{file}: not found; allowed: a folder with a config.json")
+    config = read_json(file)
+    names = config.get("architectures") if isinstance(config, dict) else None
+    if names is None:
+        raise ArtifactError(f"{file}: no key architectures, by which vLLM finds the model")
+    if not names or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ArtifactError(
+            f"{file}: architectures: found {clipped(repr(names))}; allowed: a list of names"
+        )
 
 
 def names_of(cases: Sequence[Case]) -> list[str]:

@@ -82,6 +82,8 @@ def _messages(
     stream: Iterator[str], process: subprocess.Popen[bytes], log: Path, python: str
 ) -> Iterator[Message]:
     for line in stream:
+        if not line.endswith("\n"):
+            break  # the program was killed while it wrote
         message: Message = json.loads(line)
         if message["kind"] == "failed":
             raise UnresolvedError(

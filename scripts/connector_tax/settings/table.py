@@ -2,6 +2,7 @@
 
 import csv
 import io
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from connector_tax.settings.matrix import (
     RESOLVES,
     TESTED,
     Capacity,
+    Connector,
     Matrix,
     Row,
     differs,
@@ -54,6 +56,8 @@ def _value(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, list):
         return ", ".join(map(_value, value))
+    if isinstance(value, dict):  # layers by kind
+        return ", ".join(f"{number} × ({kind})" for kind, number in value.items())
     return text.DASH if value is None else str(value)
 
 
@@ -91,7 +95,7 @@ def cells(row: Row, plain: Row) -> list[Cell]:
     others = [
         f"{_HEADINGS.get(name) or name.replace('_', ' ')} {_value(value)}"
         for name, value in row["settings"].items()
-        if row is not plain and name not in _COLUMNS and not isinstance(value, dict)
+        if row is not plain and name not in _COLUMNS
     ]
     return [*line, Cell("; ".join(others), bool(others))]
 
@@ -157,9 +161,13 @@ def origin(matrix: Matrix) -> list[str]:
     return lines
 
 
-def as_text(matrix: Matrix, *, bold: bool) -> str:
-    """Return the matrix for a terminal."""
-    lines = origin(matrix)
+def as_text(matrix: Matrix, width: int | None) -> str:
+    """Return the matrix as text.
+
+    Args:
+        width: of the terminal, on which a wider table becomes a list; None where there is none.
+    """
+    lines, bold = origin(matrix), width is not None
     for model in models_of(matrix):
         plain = plain_of(matrix, model)
         if plain["state"] != RESOLVES:
@@ -168,12 +176,18 @@ def as_text(matrix: Matrix, *, bold: bool) -> str:
         rows = [row for row in matrix["rows"] if row["model"] == model]
         names = columns(matrix, model)
         table = [[Cell(row["connector"]), *cells(row, plain)] for row in rows]
+        if not any(line[-1].text for line in table):
+            names, table = names[:-1], [line[:-1] for line in table]
         widths = [
             max(map(len, column))
             for column in zip(names, *([cell.text for cell in line] for line in table), strict=True)
         ]
-        lines += ["", heading(matrix, model), _line([Cell(name) for name in names], widths)]
-        lines += [_line(line, widths, bold=bold) for line in table]
+        lines += ["", heading(matrix, model)]
+        if width is None or sum(widths) + 2 * len(widths) <= width:
+            lines.append(_line([Cell(name) for name in names], widths))
+            lines += [_line(line, widths, bold=bold) for line in table]
+        else:
+            lines += _listed(columns(matrix, model)[1:], _merged(matrix, model), width)
         lines += [f"  {remark}" for remark in (*remarks(matrix, model), *_noted(matrix, model))]
     return "\n".join([*lines, "", *_packages(matrix), summary(matrix)])
 
@@ -186,12 +200,41 @@ def _line(line: Sequence[Cell], widths: Sequence[int], *, bold: bool = False) ->
     return "  ".join(words).rstrip()
 
 
+def _listed(
+    names: Sequence[str], merged: Mapping[tuple[Cell, ...], list[str]], width: int
+) -> Iterator[str]:
+    """Yield connectors with equal rows, and below them what differs from plain; all of plain's."""
+    usual = [""] * len(names)
+    for line, connectors in merged.items():
+        words = [
+            f"{name}: {cell.text}"
+            for name, cell, plain in zip(names, line, usual, strict=True)
+            if cell.text not in (plain, "", text.DASH)
+        ]
+        usual = usual if any(usual) else [cell.text for cell in line]
+        yield from textwrap.wrap(", ".join(connectors), width)
+        indent = " " * 4
+        yield from textwrap.wrap(
+            "; ".join(words), width, initial_indent=indent, subsequent_indent=indent
+        )
+
+
+def _merged(matrix: Matrix, model: str) -> dict[tuple[Cell, ...], list[str]]:
+    """Return the connectors of a model by their row's cells, plain's first."""
+    merged: dict[tuple[Cell, ...], list[str]] = {}
+    plain = plain_of(matrix, model)
+    for row in matrix["rows"]:
+        if row["model"] == model:
+            merged.setdefault(tuple(cells(row, plain)), []).append(row["connector"])
+    return merged
+
+
 def _packages(matrix: Matrix) -> Iterator[str]:
     """Yield connectors without their package, and connectors that this project never started."""
     absent = [
         f"{connector['name']} ({', '.join(missing)})"
         for connector in matrix["connectors"]
-        if (missing := [m for m, there in connector["packages"].items() if not there])
+        if (missing := _absent(connector))
     ]
     if absent:
         yield f"resolved, but cannot start without its package: {', '.join(absent)}"
@@ -203,6 +246,11 @@ def _packages(matrix: Matrix) -> Iterator[str]:
         if extra and "connectors" not in extra:
             words = ", ".join(f"{key}={value}" for key, value in extra.items())
             yield f"{connector['name']}: with {words}"
+
+
+def _absent(connector: Connector) -> list[str]:
+    """Return the packages that a connector needs to start and that are not installed."""
+    return [module for module, installed in connector["packages"].items() if not installed]
 
 
 def summary(matrix: Matrix) -> str:
@@ -227,16 +275,12 @@ def as_markdown(matrix: Matrix) -> str:
         if plain["state"] != RESOLVES:
             parts.append("\n".join(f"{model}: {remark}" for remark in remarks(matrix, model)))
             continue
-        merged: dict[tuple[Cell, ...], list[str]] = {}
-        for row in matrix["rows"]:
-            if row["model"] == model:
-                merged.setdefault(tuple(cells(row, plain)), []).append(row["connector"])
-        names = columns(matrix, model)
+        merged, names = _merged(matrix, model), columns(matrix, model)
         used = [n for n in range(1, len(names)) if any(line[n - 1].text for line in merged)]
         lines = [f"### {model}", "", f"{heading(matrix, model)}.", ""]
         lines += text.markdown_table(
             ["connector", *(names[n] for n in used)],
-            *([", ".join(connectors), *(_bold(line[n - 1]) for n in used)]
+            *([_escaped(", ".join(connectors)), *(_bold(line[n - 1]) for n in used)]
               for line, connectors in merged.items()),
         )  # fmt: skip
         notes = [f"- {remark}" for remark in remarks(matrix, model)]
@@ -247,8 +291,12 @@ def as_markdown(matrix: Matrix) -> str:
 
 
 def _bold(cell: Cell) -> str:
-    shown = cell.text.replace("|", "\\|")
+    shown = _escaped(cell.text)
     return f"**{shown}**" if cell.differs and shown else shown
+
+
+def _escaped(words: str) -> str:
+    return words.replace("|", "\\|")
 
 
 def as_csv(matrix: Matrix) -> str:
@@ -257,9 +305,13 @@ def as_csv(matrix: Matrix) -> str:
     names = [*_COLUMNS, *(name for name in _HEADINGS if name not in _COLUMNS)]
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["model", "connector", "state", "length", "requests", "blocks", "tokens",
-                     *names, "reason"])  # fmt: skip
+                     *names, "also", "missing_packages", "started", "reason"])  # fmt: skip
+    of = {connector["name"]: connector for connector in matrix["connectors"]}
     for row in matrix["rows"]:
-        usual = plain_of(matrix, row["model"])["settings"]
+        plain = plain_of(matrix, row["model"])
+        also, connector, usual = cells(row, plain)[-1].text, of[row["connector"]], plain["settings"]
+        absent = " ".join(_absent(connector))
+        further = [also, absent, connector["started"]] if row is not plain else [also, "", ""]
         if not _resolved(row):
             usual = {}  # only the row's own settings are known
         settings = [row["settings"].get(name, usual.get(name)) for name in names]
@@ -269,5 +321,5 @@ def as_csv(matrix: Matrix) -> str:
             numbers = [known.get(key) for key in ("length", "requests", "blocks", "tokens")]
             reason = known.get("reason", row.get("reason"))
             head = [row["model"], row["connector"], row["state"]]
-            writer.writerow([*head, *numbers, *shown, reason])
+            writer.writerow([*head, *numbers, *shown, *further, reason])
     return stream.getvalue()
