@@ -4,6 +4,7 @@ import copy
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,12 @@ def test_program_that_ends_early_is_reported_with_its_last_lines(
     status, _, err = _answer(capsys, "--python", str(tmp_path / "none"), *TINY)
     assert status == 3
     assert "does not run" in err
+    python = interpreter(tmp_path, "kill -9 $$")
+    _, _, err = _answer(capsys, "--python", str(python), *TINY)
+    said = f"connector-tax settings: {python}: ended with signal 9 before its last answer\n"
+    assert err == said
+    _, _, err = _answer(capsys, "--python", sys.executable, *TINY)
+    assert "has no vLLM, or not all of it: ModuleNotFoundError: No module named 'torch'" in err
     failed = {"kind": "failed", "type": "ValueError", "text": "x", "frames": ["resolve.py:1"]}
     failing = _replayed(tmp_path, [MESSAGES[0], failed])
     assert "ValueError: x (resolve.py:1)" in _answer(capsys, "--python", failing, *TINY)[2]
@@ -243,7 +250,7 @@ def test_answer_that_is_cut_off_exits_with_3(
     answers.write_text(answers.read_text()[:-400])
     status, out, err = _answer(capsys, "--python", python, *TINY)
     assert (status, out) == (3, "")
-    assert "ended with status 0" in err
+    assert "ended with status 0 before its last answer\n" in err
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -332,7 +339,8 @@ def test_markdown_of_a_name_with_a_bar_has_as_many_columns() -> None:
         (["--json", "--csv"], "not allowed with"),
         (["--", "--tensor-parallel-size=2"], "this is set by --tp"),
         (["--", "--trust-remote-code"], "no code of a model is run"),
-        (["--model", "no/such/model"], "no such folder; allowed: a folder, OWNER/NAME, or"),
+        (["--model", "no/such/model"], "allowed: a folder, OWNER/NAME, or DeepSeek-V2-Lite, "),
+        (["--model", "/no/model"], "allowed: a folder, OWNER/NAME, or DeepSeek-V2-Lite, "),
         (["--model", "Qwen3-8B", "--model", "Qwen3-8B"], "'Qwen3-8B' is the name of two models"),
         (["--unknown"], "unrecognized arguments: --unknown"),
     ],

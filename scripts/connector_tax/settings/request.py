@@ -237,7 +237,8 @@ def model(name: str, scratch: Path) -> Model:
     Raises:
         ArtifactError: there is no such model, or its config.json cannot be used.
     """
-    folder, shape = Path(name), DEFAULTS / "models" / f"{name}.json"
+    folder, shapes = Path(name), DEFAULTS / "models"
+    shape = shapes / f"{name}.json"
     try:
         if folder.is_dir():
             _check_config(folder / "config.json")
@@ -252,7 +253,7 @@ def model(name: str, scratch: Path) -> Model:
         return {"name": name, "folder": str(target)}
     if name.count("/") == 1 and not name.startswith((".", "/")):
         return {"name": name, "folder": name}
-    known = ", ".join(sorted(path.stem for path in shape.parent.glob("*.json")))
+    known = ", ".join(sorted(path.stem for path in shapes.glob("*.json")))
     raise ArtifactError(f"{name}: no such folder; allowed: a folder, OWNER/NAME, or {known}")
 
 

@@ -86,13 +86,15 @@ def _messages(
             break  # the program was killed while it wrote
         message: Message = json.loads(line)
         if message["kind"] == "failed":
-            raise UnresolvedError(
-                f"{python}: {message['type']}: {message['text']} ({message['frames'][-1]})"
-            )
+            error, at = f"{message['type']}: {message['text']}", message["frames"][-1]
+            if message["type"] == "ModuleNotFoundError" and at.startswith(PROGRAM.name):
+                raise UnresolvedError(f"{python}: has no vLLM, or not all of it: {error}")
+            raise UnresolvedError(f"{python}: {error} ({at})")
         yield message
         if message["kind"] in ("end", "missing"):
             return
     status = process.wait()
+    ending = f"signal {-status}" if status < 0 else f"status {status}"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    ending = "\n".join(lines[-LOG_LINES:])
-    raise UnresolvedError(f"{python}: ended with status {status}\n{ending}")
+    said = [f"{python}: ended with {ending} before its last answer", *lines[-LOG_LINES:]]
+    raise UnresolvedError("\n".join(said))
