@@ -38,6 +38,7 @@ from connector_tax.provenance.archive import BESIDE, HEADER, MADE_BY_REPLOT, PUB
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from connector_tax.provenance.launches import check_launches
 from connector_tax.provenance.manifest import (
+    doubt_about,
     merge,
     named,
     pictures_of,
@@ -242,12 +243,11 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
         doubt *= not _is_published(study, body)
     elif seal == head:
         statement = f"the one {page} names"
-        section_text = section(name, read_manifest(study.root / paths.MANIFEST), head)
-        wrong = []
-        rows = (
-            [] if section_text == published_body(body) else [f"its rows are not {paths.MANIFEST}'s"]
-        )
-        ledger.check(LISTED, "rows", rows, f"as {page} names them")
+        record, listed = read_manifest(study.root / paths.MANIFEST), published_body(body)
+        made, wrong = section(name, record, head), []
+        rows = [] if made == listed else [f"its rows are not {paths.MANIFEST}'s"]
+        words = doubt_about(listed, made, record)
+        ledger.check(LISTED, "rows", rows, f"as {page} names them", words)
         pictures = wrong_pictures(body, pictures_of(published_views(study.root)))
         ledger.check(LISTED, paths.FIGURES, pictures, f"as {page} names them")
     else:
@@ -257,9 +257,11 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
             after = len(chain) - 1 - chain.index(seal)
             wrong, doubt = [f"{after} links were added after the published seal"], ""
             kind = LISTED  # packing the study again publishes them
-    if body and text != merge(text, name, body):
-        wrong, doubt = ["it contains text outside its head and the sections of studies"], ""
-        kind = "seal"
+    if body and text != (merged := merge(text, name, body)):
+        words = doubt_about(text, merged, read_manifest(study.root / paths.MANIFEST))
+        if not (wrong and words):
+            wrong, doubt = ["it contains text outside its head and the sections of studies"], words
+            kind = "seal"
     ledger.check(kind, page, wrong, f"names seal {shown}", doubt)
     return f"Seal {shown}: {statement}. {LIMIT}."
 

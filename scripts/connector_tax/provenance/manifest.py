@@ -85,6 +85,8 @@ not a measurement of vLLM. Adapters are this project's plugins that change vLLM 
 starts on the machine. Data paths: how a connector's data would travel, by the log of its gate. CPU
 placement: what server and load generator shared.
 """
+# Labels of values, and the headings of a table.
+_LABELS = re.compile(r"^- [^:\n]+: |^\|.*\|\n(?=\| --- )", re.MULTILINE)
 
 
 def rows(study: StudyFolder) -> list[dict[str, str]]:
@@ -243,6 +245,20 @@ def published_body(body: str) -> str:
     for line in (r"Archive: `[^`]+`, \d+ bytes, sha256 `[0-9a-f]{64}`\.", "Pictures: .*"):
         body = re.sub(rf"^{line}\n\n", "", body, count=1, flags=re.MULTILINE)
     return body
+
+
+def doubt_about(published: str, made: str, record: ManifestRecord) -> str:
+    """Return why a study's text from another version need not equal the one that is made here.
+
+    Versions word the head, labels and headings differently; "" if anything else differs.
+    """
+    another = record["package"] != __version__
+    only_words = another and _without_words(published) == _without_words(made)
+    return "its head or labels are another version's" * only_words
+
+
+def _without_words(text: str) -> str:
+    return _LABELS.sub("", text[max(0, text.find("\n<!-- study ")) :])
 
 
 def pictures_line(pictures: Mapping[str, str]) -> str:

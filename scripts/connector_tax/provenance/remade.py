@@ -162,8 +162,10 @@ def check_claims(study: StudyFolder, made: Path, ledger: Ledger) -> Claims:
     ledger.check(KIND, paths.COMPLETE, wrong)
     if not archived:
         page = (root / paths.MANIFEST_PAGE).read_text(encoding="utf-8")
-        wrong = [] if page == manifest.page(root, record) else [f"is not of {paths.MANIFEST}"]
-        ledger.check(KIND, paths.MANIFEST_PAGE, wrong)
+        own = manifest.page(root, record)
+        wrong = [] if page == own else [f"is not of {paths.MANIFEST}"]
+        words = manifest.doubt_about(page, own, record)
+        ledger.check(KIND, paths.MANIFEST_PAGE, wrong, doubt=words)
     _check_digests(root, published, record, ledger)
     return claims
 
