@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from connector_tax.artifacts.record_reader import clipped
 from connector_tax.config import DEFAULTS
 from connector_tax.files import ArtifactError, parse_json, read_json
 
@@ -266,7 +265,7 @@ def _check_config(file: Path) -> None:
         raise ArtifactError(f"{file}: no key architectures, by which vLLM finds the model")
     if not names or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise ArtifactError(
-            f"{file}: architectures: found {clipped(repr(names))}; allowed: a list of names"
+            f"{file}: architectures: found {repr(names)[:100]}; allowed: a list of names"
         )
 
 
