@@ -40,7 +40,7 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.loadgen import PlannedRequest
+from connector_tax.loadgen.sessions import PlannedRequest
 from connector_tax.machine import cpu
 from connector_tax.servers.kinds import STEP_LOG_PREFIX
 from connector_tax.study.cell import planned_requests

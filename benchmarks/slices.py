@@ -40,7 +40,8 @@ from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorError, RequestRecord
+from connector_tax.loadgen.generator import LoadGenerator
+from connector_tax.loadgen.messages import LoadGeneratorError, RequestRecord
 from connector_tax.ranks import order_statistic_ranks
 from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import ServerError, command_for, free_port

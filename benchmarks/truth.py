@@ -15,18 +15,12 @@ from rich.table import Table
 
 from benchmarks import machine, parser_of, run_alone
 from benchmarks.event_server import GAP_US, EventServer, two_cpus
-from connector_tax.loadgen import (
-    CellResult,
-    CellRule,
-    LoadGenerator,
-    LoadGeneratorOptions,
-    PlannedRequest,
-    RequestRecord,
-    Target,
-    make_offsets,
-    open_loop,
-)
 from connector_tax.loadgen.affinity import AffinityPlan, read_topology
+from connector_tax.loadgen.generator import CellResult, LoadGenerator, LoadGeneratorOptions
+from connector_tax.loadgen.messages import RequestRecord, Target
+from connector_tax.loadgen.plan import CellRule, open_loop
+from connector_tax.loadgen.sessions import PlannedRequest
+from connector_tax.loadgen.traffic import make_offsets
 
 Floats = NDArray[np.float64]
 LOST_SCHEDULE_MAX = 0.01

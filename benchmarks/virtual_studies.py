@@ -37,7 +37,7 @@ from connector_tax.artifacts.tables import DECODE, PREFILL, STEP_SAMPLES, Row
 from connector_tax.artifacts.verdicts import costs
 from connector_tax.config import DEFAULTS, load_yaml, validate
 from connector_tax.engine.virtual import VirtualEngine
-from connector_tax.loadgen import make_offsets
+from connector_tax.loadgen.traffic import make_offsets
 from connector_tax.rehearsal.launch import VirtualCell, virtual_engine
 from connector_tax.rehearsal.machine import NOISES, Machine, machine_of, slowness
 from connector_tax.seeds import named_generator

@@ -12,22 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from connector_tax.loadgen import (
-    CellResult,
-    CellRule,
-    LoadGenerator,
-    LoadGeneratorOptions,
-    Plan,
-    PlannedRequest,
-    Progress,
-    Target,
-    open_loop,
-)
 from connector_tax.loadgen.__main__ import main
+from connector_tax.loadgen.generator import CellResult, LoadGenerator, LoadGeneratorOptions
 from connector_tax.loadgen.http import Connection, Reader
-from connector_tax.loadgen.messages import WAITS, RequestFailed, RequestRecord, Window
-from connector_tax.loadgen.plan import LEAD_NS, PrecisionRule
+from connector_tax.loadgen.messages import WAITS, RequestFailed, RequestRecord, Target, Window
+from connector_tax.loadgen.plan import LEAD_NS, CellRule, Plan, PrecisionRule, Progress, open_loop
 from connector_tax.loadgen.pool import Pool
+from connector_tax.loadgen.sessions import PlannedRequest
 from connector_tax.loadgen.traffic import Load
 from tests.loadgen.fault_server import FaultServer, Step
 

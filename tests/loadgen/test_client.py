@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from connector_tax.artifacts.checks import BOUNDS, generator_checks
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target, endpoint
+from connector_tax.loadgen import endpoint
 from connector_tax.loadgen.__main__ import main
+from connector_tax.loadgen.generator import LoadGenerator, LoadGeneratorOptions
 from connector_tax.loadgen.http import enable_kernel_stamps, hold_kernel_stamps
+from connector_tax.loadgen.messages import Target
 from tests.loadgen.fault_server import (
     HEAD,
     FaultServer,
@@ -267,7 +269,8 @@ def test_unreachable_server_is_named_and_fails_the_checks() -> None:
 
 LIMITED = """
 import resource, sys
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorError, LoadGeneratorOptions, Target
+from connector_tax.loadgen.generator import LoadGenerator, LoadGeneratorOptions
+from connector_tax.loadgen.messages import LoadGeneratorError, Target
 from tests.loadgen.running import run_scripts
 soft, hard, port = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.loadgen import RequestRecord
-from connector_tax.loadgen.messages import FAILURES
+from connector_tax.loadgen.messages import FAILURES, RequestRecord
 from tests.loadgen.fault_server import (
     HEAD,
     Fin,

@@ -7,14 +7,13 @@ import pytest
 from connector_tax.analysis.validity import assess
 from connector_tax.artifacts.cell_records import RequestLine
 from connector_tax.artifacts.checks import BOUNDS, generator_checks
-from connector_tax.loadgen import RequestRecord
 from connector_tax.loadgen.checks import (
     check_concurrency,
     check_intra_session,
     check_requests,
     check_sent_rate,
 )
-from connector_tax.loadgen.messages import STUDY_FIELDS
+from connector_tax.loadgen.messages import STUDY_FIELDS, RequestRecord
 from connector_tax.loadgen.summary import Checks
 
 MS = 1_000_000

@@ -10,21 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector_tax.analysis.measure import quantile
-from connector_tax.loadgen import (
+from connector_tax.loadgen.generator import LoadGenerator, LoadGeneratorOptions
+from connector_tax.loadgen.messages import RequestRecord, Target
+from connector_tax.loadgen.plan import (
+    LEAD_NS,
     CellRule,
-    LoadGenerator,
-    LoadGeneratorOptions,
     Plan,
-    PlannedRequest,
+    PrecisionRule,
     Progress,
-    Target,
-    make_offsets,
     open_loop,
+    relative_half_width,
 )
-from connector_tax.loadgen.messages import RequestRecord
-from connector_tax.loadgen.plan import LEAD_NS, PrecisionRule, relative_half_width
-from connector_tax.loadgen.sessions import AHEAD, History, LookAhead, Node, Parent, Session, Singles
-from connector_tax.loadgen.traffic import Load
+from connector_tax.loadgen.sessions import (
+    AHEAD,
+    History,
+    LookAhead,
+    Node,
+    Parent,
+    PlannedRequest,
+    Session,
+    Singles,
+)
+from connector_tax.loadgen.traffic import Load, make_offsets
 from connector_tax.seeds import named_generator
 from tests.loadgen.fault_server import FaultServer, Hang, Pause, Step, good_answer
 from tests.loadgen.running import ORIGIN_NS, loading, planned, play, rule, run_scripts

@@ -13,14 +13,10 @@ import psutil
 import pytest
 
 from connector_tax.artifacts.checks import BOUNDS, generator_checks
-from connector_tax.loadgen import (
-    LoadGenerator,
-    LoadGeneratorError,
-    LoadGeneratorOptions,
-    Progress,
-    Target,
-    dispatcher,
-)
+from connector_tax.loadgen import dispatcher
+from connector_tax.loadgen.generator import LoadGenerator, LoadGeneratorOptions
+from connector_tax.loadgen.messages import LoadGeneratorError, Target
+from connector_tax.loadgen.plan import Progress
 from tests.loadgen.fault_server import FaultServer, Fin, Hang, Pause, Step, good_answer
 from tests.loadgen.running import loading, run_scripts
 
@@ -76,7 +72,8 @@ def test_next_run_is_refused_after_the_only_worker_died() -> None:
 
 MAIN = """
 import sys
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.loadgen.generator import LoadGenerator, LoadGeneratorOptions
+from connector_tax.loadgen.messages import Target
 from tests.loadgen.running import run_scripts
 options = LoadGeneratorOptions(workers=2, connections_per_worker=8)
 with LoadGenerator(Target("127.0.0.1", int(sys.argv[1])), options) as generator:

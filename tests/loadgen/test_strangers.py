@@ -23,8 +23,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target, pool
+from connector_tax.loadgen import pool
 from connector_tax.loadgen.__main__ import main
+from connector_tax.loadgen.generator import LoadGenerator, LoadGeneratorOptions
+from connector_tax.loadgen.messages import Target
 from tests.loadgen import running
 from tests.loadgen.fault_server import (
     HEAD,

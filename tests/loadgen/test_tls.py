@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
 from connector_tax.loadgen.__main__ import main
+from connector_tax.loadgen.generator import LoadGenerator, LoadGeneratorOptions
 from connector_tax.loadgen.http import TlsSession
-from connector_tax.loadgen.messages import TlsSettings
+from connector_tax.loadgen.messages import Target, TlsSettings
 from connector_tax.loadgen.pool import Pool
 from tests.loadgen.certificates import make_certificate, server_context
 from tests.loadgen.fault_server import (

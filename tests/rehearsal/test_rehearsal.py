@@ -27,7 +27,7 @@ from connector_tax.engine.connectors import taxes_of_step
 from connector_tax.engine.scheduler import StepPlan
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, write_json
-from connector_tax.loadgen import CellRule
+from connector_tax.loadgen.plan import CellRule
 from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.provenance.records import CHECKS, Records, check_cell
 from connector_tax.rehearsal import __main__ as command

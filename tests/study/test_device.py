@@ -16,7 +16,7 @@ from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.files import read_json, write_json
-from connector_tax.loadgen import Progress
+from connector_tax.loadgen.plan import Progress
 from connector_tax.rehearsal import plan as plan_command
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import device, launch, plan, preflight, progress

@@ -12,7 +12,8 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, ConfigError, check_study, load_configurations, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.foreign import REDACTED
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.loadgen.generator import LoadGenerator, LoadGeneratorOptions
+from connector_tax.loadgen.messages import Target
 from connector_tax.servers.kinds import command_for, free_port
 from connector_tax.study.launch import Attempts, clear_interrupted
 from connector_tax.study.server import Server

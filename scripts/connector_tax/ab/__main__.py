@@ -43,7 +43,7 @@ from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json, write_bytes, write_json, write_text
 from connector_tax.foreign import printable
-from connector_tax.loadgen import LoadGeneratorError
+from connector_tax.loadgen.messages import LoadGeneratorError
 from connector_tax.servers.command import missing_command, running_url
 from connector_tax.study.cell import load_generator
 from connector_tax.study.design import differences, resolve

@@ -21,7 +21,7 @@ from connector_tax.analysis.validity import server_counters
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import SettingRecord
 from connector_tax.artifacts.study_records import EngineSection, ServedSection
-from connector_tax.loadgen import random_words
+from connector_tax.loadgen.sessions import random_words
 from connector_tax.servers.command import running_url, server_command
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError, free_port
 from connector_tax.study.cell import ALIVE_S, FIRST_PLAIN_TOKEN

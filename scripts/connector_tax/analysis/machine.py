@@ -7,15 +7,13 @@ The checks of analysis.validity judge how much CPU and GPU other programs took.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.artifacts.cell_records import MachineLine
+from connector_tax.artifacts.cell_records import SIDES, MachineLine
 from connector_tax.files import ArtifactError, check_sha256, read_jsonl
-
-SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -7,8 +7,9 @@ data fails: a check whose value is None never passes.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from connector_tax.analysis.machine import SIDES, WatchedMachine
+from connector_tax.analysis.machine import WatchedMachine
 from connector_tax.artifacts.cell_records import (
+    SIDES,
     AnsweredRequest,
     CheckRecord,
     CountsRecord,

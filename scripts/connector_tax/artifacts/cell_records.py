@@ -149,6 +149,10 @@ class MachineCounters(TypedDict):
     faults: int
 
 
+# The sides whose CPU time a machine file counts.
+SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
+
+
 class MachineLine(TypedDict, total=False):
     """One line of machine_*.jsonl; its fields depend on its kind."""
 

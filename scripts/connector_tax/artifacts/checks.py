@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from connector_tax.ranks import at_least, percentile_of
+
 if TYPE_CHECKING:
     from connector_tax.artifacts.cell_records import CheckRecord, GeneratorHealth
 
@@ -250,9 +252,6 @@ def schedule_check(
         lags_ms: lateness of each sent request, from its due time to the socket; ms.
         ttfts_ms: TTFT of the answered requests; ms.
     """
-    # Imported late: Snakemake plans without numpy.
-    from connector_tax.ranks import at_least, percentile_of
-
     bound = bounds["schedule_lag_p99_ms"]
     if ttfts_ms:
         bound = max(bound, bounds["schedule_lag_ttft_fraction"] * statistics.median(ttfts_ms))

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from connector_tax import __version__
 from connector_tax.artifacts.metrics import CellLoad
 from connector_tax.files import (
     exit_status,
@@ -259,7 +259,7 @@ def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
     notes = [f"--seed {options.seed} repeats its arrivals and prompts"] if drawn else []
     fixed = options.ignore_eos or options.body.get("ignore_eos")
     return {
-        "version": version("connector-tax"),
+        "version": __version__,
         "command": options.command,
         "configuration": configuration,
         "notes": [*notes, *([COHORTS] if options.concurrency is not None and fixed else [])],

@@ -7,12 +7,12 @@ import math
 import secrets
 import shlex
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from connector_tax import __version__
 from connector_tax.files import parse_json
 from connector_tax.foreign import is_secret
 from connector_tax.loadgen.spellings import Parser
@@ -74,7 +74,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         epilog=EXIT_CODES,
         formatter_class=_Help,
     )
-    parser.add_argument("--version", action="version", version=version("connector-tax"))
+    parser.add_argument("--version", action="version", version=__version__)
     _add_endpoint(parser)
     _add_load(parser)
     _add_requests(parser)

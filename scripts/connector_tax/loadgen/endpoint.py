@@ -1,16 +1,22 @@
-"""Resolve the endpoint's address, build the head of its requests, and wait until it answers."""
+"""Read an endpoint's URL, resolve its address, build the head of its requests, and wait until it
+answers.
+"""
 
 import contextlib
+import os
 import re
 import socket
 import sys
 import time
-from importlib.metadata import version
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from connector_tax.foreign import printable
+from connector_tax import __version__
+from connector_tax.foreign import holds_token, printable
 from connector_tax.loadgen.http import tls_context
-from connector_tax.loadgen.messages import LoadGeneratorError, Target
+from connector_tax.loadgen.messages import LoadGeneratorError, Target, TlsSettings
 from connector_tax.loadgen.sse import excerpt
 
 if TYPE_CHECKING:
@@ -19,9 +25,97 @@ if TYPE_CHECKING:
 PROBE_S = 2.0
 PAUSE_S = 0.2
 ANSWER_S = 10.0
-USER_AGENT = f"connector-tax/{version('connector-tax')}"
+USER_AGENT = f"connector-tax/{__version__}"
 """Sent as User-Agent; common firewalls refuse requests without it."""
 _KEY = re.compile(r"api[-_ ]?key|unauthori[sz]ed|authenticat|authori[sz]ation|credential", re.I)
+
+
+def target_of(
+    url: str,
+    *,
+    chat: bool,
+    key_variable: str | None,
+    ca_file: Path | str | None,
+    insecure: bool,
+    header_lines: Sequence[str] = (),
+    stream: bool = True,
+    finish_reasons: Sequence[str] = (),
+) -> Target:
+    """Return the endpoint of a URL.
+
+    Args:
+        key_variable: the environment variable that holds its key.
+        header_lines: headers, each as `Name: value`.
+
+    Raises:
+        ValueError: a value is invalid; names the load generator's option for it.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
+        raise ValueError(f"--url is {url!r}; allowed: http[s]://host[:port][/path][?query]")
+    path = parts.path.rstrip("/") or "/v1"
+    if path.endswith("/v1"):
+        path += "/chat/completions" if chat else "/completions"
+    elif chat and not path.endswith("/chat/completions"):
+        raise ValueError(f"--chat has no effect: --url names the path {path} to POST to")
+    if parts.username is not None:
+        raise ValueError("--url holds a user name; give it with --header 'Authorization: ...'")
+    if parts.query:
+        path += f"?{parts.query}"
+    tls = None
+    if parts.scheme == "https":
+        tls = TlsSettings(parts.hostname, None if ca_file is None else str(ca_file), insecure)
+        try:
+            tls_context(tls)
+        except OSError as error:
+            raise ValueError(f"--ca-file {ca_file}: {error}") from None
+    elif ca_file is not None or insecure:
+        raise ValueError("--ca-file and --insecure need an https URL")
+    headers = _headers(header_lines, key_variable)
+    try:
+        return Target(
+            host=parts.hostname,
+            port=parts.port or (80 if tls is None else 443),
+            path=path,
+            headers=headers,
+            stream=stream,
+            tls=tls,
+            finish_reasons=tuple(finish_reasons),
+        )
+    except ValueError as error:
+        raise ValueError(f"--url or --header: {error}") from None
+
+
+def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        name = name.strip()
+        if not colon:
+            # The rest may be a key.
+            first = re.split(r"[\s=]", name, maxsplit=1)[0]
+            shown = name if first == name else f"{first} ..."
+            raise ValueError(f"{shown!r} is not a header; write 'Name: value'")
+        if name.lower() in map(str.lower, headers):
+            raise ValueError(f"--header: found {name} twice; allowed: once")
+        headers[name] = value.strip()
+    if key_variable is not None:
+        if "authorization" in map(str.lower, headers):
+            raise ValueError("--api-key-env has no effect beside --header 'Authorization: ...'")
+        if not key_variable.isidentifier() or holds_token(key_variable):
+            raise ValueError(
+                "--api-key-env: found no valid variable name (value not shown); allowed: the name"
+                " of the environment variable that holds the key"
+            )
+        key = os.environ.get(key_variable)
+        if not key:
+            raise ValueError(f"--api-key-env: {key_variable} is not set in the environment")
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError(
+                f"--api-key-env: {key_variable} holds characters beyond printable ASCII"
+            )
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
 
 
 def is_local(host: str) -> bool:

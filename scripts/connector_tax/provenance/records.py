@@ -26,7 +26,8 @@ from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.names import PHASES, PLAIN, Launch
 from connector_tax.artifacts.study_file import Study
 from connector_tax.files import read_json
-from connector_tax.loadgen import CellResult, PlannedRequest
+from connector_tax.loadgen.generator import CellResult
+from connector_tax.loadgen.sessions import PlannedRequest
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.differences import differences
 from connector_tax.provenance.remade import KIND

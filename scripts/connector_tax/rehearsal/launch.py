@@ -41,9 +41,10 @@ from connector_tax.engine.scheduler import Sequence as Served
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, sha256_file, write_bytes, write_json
 from connector_tax.linux import die_with_parent
-from connector_tax.loadgen import CellResult, CellRule, Plan, PlannedRequest, open_loop
+from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import STUDY_FIELDS, RequestRecord
-from connector_tax.loadgen.plan import LEAD_NS
+from connector_tax.loadgen.plan import LEAD_NS, CellRule, Plan, open_loop
+from connector_tax.loadgen.sessions import PlannedRequest
 from connector_tax.rehearsal.machine import Machine, machine_of, slowness
 from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.cell import cell_record, cell_rule, prepare

@@ -43,22 +43,17 @@ from connector_tax.files import (
     write_bytes,
     write_json,
 )
-from connector_tax.loadgen import (
-    CellResult,
-    CellRule,
-    LoadGenerator,
-    LoadGeneratorOptions,
-    Progress,
+from connector_tax.loadgen.affinity import AffinityPlan
+from connector_tax.loadgen.generator import CellResult, LoadGenerator, LoadGeneratorOptions
+from connector_tax.loadgen.messages import STUDY_FIELDS
+from connector_tax.loadgen.plan import CellRule, Progress, closed_loop, open_loop
+from connector_tax.loadgen.sessions import (
     RequestSource,
-    closed_loop,
-    make_offsets,
-    open_loop,
     random_requests,
     random_tokens,
     random_words,
 )
-from connector_tax.loadgen.affinity import AffinityPlan
-from connector_tax.loadgen.messages import STUDY_FIELDS
+from connector_tax.loadgen.traffic import make_offsets
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.guard import utc
 from connector_tax.study.machine_watch import MachineWatch

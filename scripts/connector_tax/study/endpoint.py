@@ -10,10 +10,9 @@ from functools import cached_property
 import httpx
 
 from connector_tax.artifacts.study_records import AccessSection
-from connector_tax.loadgen import Target
-from connector_tax.loadgen.endpoint import is_local
+from connector_tax.loadgen.endpoint import is_local, target_of
 from connector_tax.loadgen.http import tls_context
-from connector_tax.loadgen.setup import target_of
+from connector_tax.loadgen.messages import Target
 
 # One connection per request: a server may close the connection after a request that it rejects.
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)

@@ -48,8 +48,8 @@ from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, make_durable, read_json, write_json, write_text
-from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
+from connector_tax.loadgen.messages import LoadGeneratorError
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import ServerError, command_for, free_port
 from connector_tax.study import cell as cells

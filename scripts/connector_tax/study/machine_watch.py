@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from connector_tax.analysis.machine import SIDES
+from connector_tax.artifacts.cell_records import SIDES
 from connector_tax.linux import die_with_parent
 from connector_tax.study.child import CommandChild, serve
 from connector_tax.study.processes import (

@@ -12,7 +12,7 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.foreign import printable
-from connector_tax.loadgen import Progress
+from connector_tax.loadgen.plan import Progress
 from connector_tax.study.durations import durations_of
 from connector_tax.study.plan import remaining
 from connector_tax.text import duration

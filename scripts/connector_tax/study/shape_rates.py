@@ -24,14 +24,11 @@ from connector_tax.artifacts.study_records import ShapeRatesSection, StudyConfig
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, write_json
-from connector_tax.loadgen import (
-    CellResult,
-    CellRule,
-    Load,
-    LoadGenerator,
-    LoadGeneratorError,
-)
+from connector_tax.loadgen.generator import CellResult, LoadGenerator
+from connector_tax.loadgen.messages import LoadGeneratorError
+from connector_tax.loadgen.plan import CellRule
 from connector_tax.loadgen.sessions import Node, Singles
+from connector_tax.loadgen.traffic import Load
 from connector_tax.study.cell import load_generator, planned_requests, while_alive
 from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
 from connector_tax.study.guard import end_with_parent, kill_leftovers

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.artifacts.study_records import ServedSection, TrafficSection
-from connector_tax.loadgen import RequestSource
 from connector_tax.loadgen.prompts import read_prompts
-from connector_tax.loadgen.sessions import Prompt, session_bodies
+from connector_tax.loadgen.sessions import Prompt, RequestSource, session_bodies
 from connector_tax.loadgen.trace import TracePrompts, read_trace, trace_words
 
 
