@@ -38,6 +38,9 @@ STEP_COST_US = {
     "plain_2": 8.0,
 }
 BASE_STEP_US = 1200.0
+# Of every estimate's error.
+DF = 17
+QUANTILE = float(student.ppf(0.975, DF))
 # Phase, cell, rate, input tokens, output tokens.
 Grid = tuple[str, str, float, int, int]
 
@@ -165,7 +168,7 @@ def _ends(design: Design, value: float, below: float, above: float) -> dict[str,
         return {"estimate": value, "status": "valid", "n_blocks": 1}
     return {"estimate": value, "lo": value - below, "hi": value + above, "status": "valid",
             "p": 0.01, "n_blocks": design.blocks, "method": "block differences",
-            "df": 17}  # fmt: skip
+            "df": DF}  # fmt: skip
 
 
 def _tax(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]:
@@ -180,7 +183,7 @@ def _tax(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]
     row |= _ends(design, tax, half, half)
     if design.blocks > 1:
         above = math.log1p(tax + half) - math.log1p(tax)
-        row["error"] = above / float(student.ppf(0.975, row["df"]))
+        row["error"] = above / QUANTILE
     row |= {"narrow_lo": tax - 0.8 * half, "narrow_hi": tax + 0.8 * half}
     if design.blocks == 1:
         row |= {"narrow_lo": None, "narrow_hi": None, "verdict": TOO_FEW, "p_adjusted": None,

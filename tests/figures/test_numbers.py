@@ -28,6 +28,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.report import answer
 from connector_tax.text import number, size
 from tests.analysis.tables import edit_csv, select
+from tests.figures.conftest import TablesOf
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import Design
 
@@ -38,8 +39,8 @@ VOID = {
 SKIPPED = {"nixl_both": "NIXL is not installed"}
 
 
-def _drawn(tmp_path: Path, design: Design, name: str) -> tuple[StudyTables, Figure]:
-    study = StudyTables(write_study(tmp_path / "s", design))
+def _drawn(tables_of: TablesOf, design: Design, name: str) -> tuple[StudyTables, Figure]:
+    study = tables_of(design)
     return study, draw(study, name).figure
 
 
@@ -83,9 +84,9 @@ def _texts(figure: Figure | Axes) -> list[str]:
     ],
 )
 def test_rate_figures_plot_the_pooled_value_of_each_cell(
-    tmp_path: Path, name: str, field: str
+    tables_of: TablesOf, tmp_path: Path, name: str, field: str
 ) -> None:
-    study, figure = _drawn(tmp_path, Design(void=VOID, skipped=SKIPPED), name)
+    study, figure = _drawn(tables_of, Design(void=VOID, skipped=SKIPPED), name)
     rates = study.settings["phase_a"]["rates_rps"]
     pooled = {(row.config, row.cell): getattr(row, field) for row in study.pooled}
     taxes = {(row.config, row.cell): row.estimate for row in study.of(TAX, "A")
@@ -101,9 +102,9 @@ def test_rate_figures_plot_the_pooled_value_of_each_cell(
     assert ">skipped: NIXL is not installed<" in drawn
 
 
-def test_knee_is_the_lowest_saturated_rate_with_its_criteria(tmp_path: Path) -> None:
+def test_knee_is_the_lowest_saturated_rate_with_its_criteria(tables_of: TablesOf) -> None:
     design = Design(rates_rps=(0.5, 1, 2, 4, 8))
-    study, figure = _drawn(tmp_path, design, "fig3_throughput")
+    study, figure = _drawn(tables_of, design, "fig3_throughput")
     beside = [text.get_text() for text in figure.axes[2].texts if text.get_text() in ("8", ">8")]
     stack = [item.id for item in study.configurations].index("multi_mooncake_lmcache")
     assert [place for place, knee in enumerate(beside) if knee == "8"] == [stack]
@@ -113,8 +114,8 @@ def test_knee_is_the_lowest_saturated_rate_with_its_criteria(tmp_path: Path) -> 
     assert "knee, req/s: Mooncake + LMCache 8; others >8; 95\u00a0% intervals" in words
 
 
-def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tmp_path: Path) -> None:
-    study, figure = _drawn(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig4_tax_bars")
+def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tables_of: TablesOf) -> None:
+    study, figure = _drawn(tables_of, Design(void=VOID, skipped=SKIPPED), "fig4_tax_bars")
     gaps = {(row.config, row.metric): row for row in study.of(GAP)}
     for axes, metric in zip(figure.axes, ("ttft_p90", "tpot_p90"), strict=True):
         taxes = [
@@ -136,13 +137,15 @@ def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tmp_path: Pa
     assert "skipped: NIXL" in texts
 
 
-def test_tax_bars_have_one_bar_per_configuration_with_one_reference_rate(tmp_path: Path) -> None:
-    _, figure = _drawn(tmp_path, Design(ref_load=4), "fig4_tax_bars")
+def test_tax_bars_have_one_bar_per_configuration_with_one_reference_rate(
+    tables_of: TablesOf,
+) -> None:
+    _, figure = _drawn(tables_of, Design(ref_load=4), "fig4_tax_bars")
     assert [line for line, _ in _bars(figure.axes[0])] == [*range(7)]
 
 
-def test_heat_maps_mark_cells_whose_interval_includes_zero(tmp_path: Path) -> None:
-    study, figure = _drawn(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig5_shape_heatmap")
+def test_heat_maps_mark_cells_whose_interval_includes_zero(tables_of: TablesOf) -> None:
+    study, figure = _drawn(tables_of, Design(void=VOID, skipped=SKIPPED), "fig5_shape_heatmap")
     taxes = {(row.config, row.cell): row for row in study.of(TAX, "B") if row.metric == "ttft_p90"}
     maps = [axes for axes in figure.axes if axes.get_title(loc="left")]
     assert len(maps) == len(study.compared) == 8
@@ -156,8 +159,10 @@ def test_heat_maps_mark_cells_whose_interval_includes_zero(tmp_path: Path) -> No
         assert len(marked) == (9 if item.id == study.aa else 0)
 
 
-def test_step_cdf_plots_every_point_and_names_configurations_without_steps(tmp_path: Path) -> None:
-    study, figure = _drawn(tmp_path, Design(skipped=SKIPPED), "fig6_step_cdf")
+def test_step_cdf_plots_every_point_and_names_configurations_without_steps(
+    tables_of: TablesOf,
+) -> None:
+    study, figure = _drawn(tables_of, Design(skipped=SKIPPED), "fig6_step_cdf")
     for item, curve in zip(study.configurations, figure.axes[0].lines, strict=False):
         own = sorted(p.step_duration_us for p in study.step_cdf if p.config == item.id)
         drawn = np.asarray(curve.get_xdata(), dtype=float)
@@ -182,8 +187,10 @@ def _steps(study: StudyTables, kind: str) -> dict[str, EffectRow]:
             and (row.reference, row.metric) == ("ref_safe", "step_us")}  # fmt: skip
 
 
-def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Path) -> None:
-    study, figure = _drawn(tmp_path, Design(), "fig7_decomposition")
+def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(
+    tables_of: TablesOf, tmp_path: Path
+) -> None:
+    study, figure = _drawn(tables_of, Design(), "fig7_decomposition")
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["decode step", "prefill step"]
     for axes, kind in zip(figure.axes, ("decode", "prefill"), strict=True):
         taxes, bars = _steps(study, kind), _bars(axes)
@@ -200,8 +207,8 @@ def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Pat
     assert ">+12 [−8, +32]<" in curves  # plain over plain
 
 
-def test_one_block_is_drawn_without_intervals(tmp_path: Path) -> None:
-    study, figure = _drawn(tmp_path, Design(blocks=1), "fig7_decomposition")
+def test_one_block_is_drawn_without_intervals(tables_of: TablesOf, tmp_path: Path) -> None:
+    study, figure = _drawn(tables_of, Design(blocks=1), "fig7_decomposition")
     assert _intervals(figure.axes[0]) == []
     # The band is the size of the A/A point both ways.
     assert _band(figure.axes[0]) == pytest.approx((-12, 12))
@@ -236,9 +243,9 @@ def test_negative_parts_are_drawn_left_of_zero(tmp_path: Path) -> None:
     assert (left.get_x(), left.get_width()) == (0, -50)
 
 
-def test_step_without_a_no_op_is_split_into_hooks_and_rest(tmp_path: Path) -> None:
+def test_step_without_a_no_op_is_split_into_hooks_and_rest(tables_of: TablesOf) -> None:
     design = Design(skipped={"noop_connector": "gate failed"})
-    study, figure = _drawn(tmp_path, design, "fig7_decomposition")
+    study, figure = _drawn(tables_of, design, "fig7_decomposition")
     lines = [line for line, _ in _bars(figure.axes[0])]
     noop = [item.id for item in study.connectors].index("noop_connector")
     others = {*range(len(study.connectors))} - {noop}
@@ -258,14 +265,14 @@ def test_step_without_a_no_op_is_split_into_hooks_and_rest(tmp_path: Path) -> No
     ],
 )
 def test_figure_without_data_gives_a_reason(
-    tmp_path: Path, name: str, design: Design, reason: str
+    tables_of: TablesOf, tmp_path: Path, name: str, design: Design, reason: str
 ) -> None:
-    study = StudyTables(write_study(tmp_path / "s", design))
+    study = tables_of(design)
     assert reason in style.absent_because(_svg(tmp_path, study, name).encode())
 
 
-def test_the_sum_of_the_parts_has_the_conservative_interval(tmp_path: Path) -> None:
-    study, figure = _drawn(tmp_path, Design(), "fig8_additivity")
+def test_the_sum_of_the_parts_has_the_conservative_interval(tables_of: TablesOf) -> None:
+    study, figure = _drawn(tables_of, Design(), "fig8_additivity")
     taxes, axes = study.at("ref_safe", "ttft_p90"), figure.axes[0]
     parts = [taxes["mooncake_both"], taxes["lmcache_only"]]
     both = sum(width for line, width in _bars(axes) if line == 2)
@@ -278,13 +285,13 @@ def test_the_sum_of_the_parts_has_the_conservative_interval(tmp_path: Path) -> N
     assert dotted == pytest.approx([0.7 * whole, 1.3 * whole])
 
 
-def test_sum_is_absent_without_both_parts(tmp_path: Path) -> None:
-    _, figure = _drawn(tmp_path, Design(void=VOID), "fig8_additivity")
+def test_sum_is_absent_without_both_parts(tables_of: TablesOf) -> None:
+    _, figure = _drawn(tables_of, Design(void=VOID), "fig8_additivity")
     assert "missing: a part has no" in " ".join(_texts(figure.axes[0]))
 
 
-def test_forest_plot_shows_prior_and_measurement(tmp_path: Path) -> None:
-    study, figure = _drawn(tmp_path, Design(), "fig9_forest")
+def test_forest_plot_shows_prior_and_measurement(tables_of: TablesOf) -> None:
+    study, figure = _drawn(tables_of, Design(), "fig9_forest")
     priors = {
         study.compared[line.get_ydata()[0]].id: line.get_xdata()[0]
         for axes in figure.axes
@@ -311,27 +318,31 @@ OVERLOADED = {
     # Two metrics, at one rate or two; the stack's sum has a marked part.
     [("fig4_tax_bars", 4), ("fig5_shape_heatmap", 1), ("fig8_additivity", 4), ("fig9_forest", 2)],
 )
-def test_tax_with_survivorship_is_marked_in_figures(tmp_path: Path, name: str, count: int) -> None:
-    _, figure = _drawn(tmp_path, Design(overloaded=OVERLOADED), name)
+def test_tax_with_survivorship_is_marked_in_figures(
+    tables_of: TablesOf, name: str, count: int
+) -> None:
+    _, figure = _drawn(tables_of, Design(overloaded=OVERLOADED), name)
     sizes = [line.get_markersize() for axes in figure.axes for line in axes.lines]
     circled = [text for axes in figure.axes for text in axes.texts if "▽" in text.get_text()]
     assert sizes.count(rows.OVERLOAD["ms"]) + len(circled) == count
     assert "marked: no verdict" in _words(figure)
-    clean = StudyTables(write_study(tmp_path / "clean", Design()))
-    assert "marked: no verdict" not in _words(draw(clean, name).figure)
+    _, clean = _drawn(tables_of, Design(), name)
+    assert "marked: no verdict" not in _words(clean)
 
 
 @pytest.mark.parametrize("name", ["fig4_tax_bars", "fig5_shape_heatmap", "fig8_additivity"])
-def test_figures_of_one_block_state_that_intervals_are_missing(tmp_path: Path, name: str) -> None:
-    _, figure = _drawn(tmp_path, Design(blocks=1), name)
+def test_figures_of_one_block_state_that_intervals_are_missing(
+    tables_of: TablesOf, name: str
+) -> None:
+    _, figure = _drawn(tables_of, Design(blocks=1), name)
     assert [end for axes in figure.axes for end in _intervals(axes)] == []
     words = _words(figure)
     assert "no intervals: one launch; launches not included" in words
     assert f"; {'exploratory' if 'heatmap' in name else 'confirmatory'}; n = " in words
 
 
-def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -> None:
-    study, figure = _drawn(tmp_path, Design(skipped=SKIPPED), "fig10_resources")
+def test_resources_are_plotted_as_differences_with_their_noise(tables_of: TablesOf) -> None:
+    study, figure = _drawn(tables_of, Design(skipped=SKIPPED), "fig10_resources")
     table = {(row.config, row.metric): row for row in study.of(RESOURCE)}
     axes = figure.axes[0]
     assert axes.get_title(loc="left") == "CPU while idle, cores\nplain: 0.0210"
@@ -376,8 +387,10 @@ def test_number_that_rounds_to_zero_has_no_sign() -> None:
     assert size(0.04, -0.4, 1.2) == "0.0 [−0.4, +1.2]"
 
 
-def test_scorecard_marks_large_values_of_a_column_relative_to_plain(tmp_path: Path) -> None:
-    study = StudyTables(write_study(tmp_path / "s", Design()))
+def test_scorecard_marks_large_values_of_a_column_relative_to_plain(
+    tables_of: TablesOf, tmp_path: Path
+) -> None:
+    study = tables_of(Design())
     named, lines = scores(study)
     marked = {name: [label for label, cells in lines if cells[k].kind == COSTS]
               for k, name in enumerate(named)}  # fmt: skip

@@ -25,6 +25,7 @@ from connector_tax.files import ArtifactError
 from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS, marks_of
 from connector_tax.provenance.views import CLIP_PATH
 from connector_tax.report.__main__ import write_views
+from tests.figures.conftest import TablesOf
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import LABELS, Design
 
@@ -69,12 +70,9 @@ DESIGNS = {
 
 
 @pytest.fixture(scope="module", params=DESIGNS)
-def pictures(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Picture]:
+def pictures(request: pytest.FixtureRequest, tables_of: TablesOf) -> dict[str, Picture]:
     """Return every figure of one of the studies."""
-    root = tmp_path_factory.mktemp("figures") / "s"
-    study = StudyTables(write_study(root, DESIGNS[request.param]))
+    study = tables_of(DESIGNS[request.param])
     return {name: draw(study, name) for name in NAMES}
 
 
@@ -159,8 +157,8 @@ def test_smallest_text_has_a_readable_size(pictures: dict[str, Picture]) -> None
         assert min(float(text.get_fontsize()) for text in texts) >= 6.5, name
 
 
-def test_hostile_label_is_drawn_as_text(tmp_path: Path) -> None:
-    study = StudyTables(write_study(tmp_path / "s", DESIGNS["overloaded_and_hostile"]))
+def test_hostile_label_is_drawn_as_text(tables_of: TablesOf, tmp_path: Path) -> None:
+    study = tables_of(DESIGNS["overloaded_and_hostile"])
     style.save(draw(study, "fig9_forest"), tmp_path, "fig9_forest")
     drawn = tmp_path / "fig9_forest.svg"
     assert "<script" not in drawn.read_text()
@@ -168,9 +166,10 @@ def test_hostile_label_is_drawn_as_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("emulated", [True, False])
-def test_last_line_of_a_figure_names_the_engine_in_bold(tmp_path: Path, emulated: bool) -> None:
-    design = Design(engine_label="real vLLM, GPU", emulated=emulated)
-    study = StudyTables(write_study(tmp_path / "s", design))
+def test_last_line_of_a_figure_names_the_engine_in_bold(
+    tables_of: TablesOf, emulated: bool
+) -> None:
+    study = tables_of(Design(engine_label="real vLLM, GPU", emulated=emulated))
     engines = [
         (text.get_text(), text.get_fontweight())
         for text in draw(study, "fig2_tpot_vs_rate").figure.findobj(Text)
