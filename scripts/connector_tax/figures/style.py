@@ -28,6 +28,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from seaborn.utils import relative_luminance
 
 from connector_tax.figures.tables import Configuration, StudyTables
 from connector_tax.files import write_bytes
@@ -179,18 +180,29 @@ def panels(figure: Figure, count: int, across: int, share_x: bool) -> np.ndarray
 def heat_map(axes: Axes, values: pd.DataFrame, words: pd.DataFrame, **look: Any) -> None:
     """Draw the values as colours with texts; a cell without a value is hatched.
 
-    `look` holds further keywords of `seaborn.heatmap`.
+    `look` holds further keywords of `Axes.pcolormesh`. seaborn's heat map would render the whole
+    figure once for each map.
     """
     numbers = values.astype(float)
+    lost = numbers.isna().to_numpy()
     axes.patch.set(**LOST)
-    sns.heatmap(
-        numbers, mask=numbers.isna(), annot=words, fmt="", cbar=False, linewidths=0.6, ax=axes,
-        xticklabels=True, yticklabels=True, annot_kws={"fontsize": TEXT_PT, "linespacing": 0.95},
-        **look,
-    )  # fmt: skip
-    axes.set(xlabel="", ylabel="")
+    axes.spines[:].set_visible(False)
+    cells = axes.pcolormesh(
+        np.ma.masked_array(numbers.to_numpy(), lost), linewidths=0.6, edgecolor="white", **look
+    )
+    lines, columns = numbers.shape
+    axes.set(xlim=(0, columns), ylim=(lines, 0), xlabel="", ylabel="")
+    axes.set_xticks(np.arange(columns) + 0.5, numbers.columns)
+    axes.set_yticks(np.arange(lines) + 0.5, numbers.index, va="center")
     axes.tick_params(length=0, labelrotation=0)
-    for line, place in np.argwhere(numbers.isna().to_numpy()):
+    cells.update_scalarmappable()
+    for (line, place), color in zip(np.ndindex(numbers.shape), cells.get_facecolor(), strict=True):
+        if not lost[line, place]:
+            axes.text(
+                place + 0.5, line + 0.5, str(words.iloc[line, place]), ha="center", va="center",
+                color=".15" if relative_luminance(color) > 0.408 else "w", linespacing=0.95,
+            )  # fmt: skip
+    for line, place in np.argwhere(lost):
         reason_text(axes, place + 0.5, line + 0.5, str(words.iloc[line, place]))
 
 

@@ -1,7 +1,6 @@
 """Read a finished study for the figures and the report."""
 
 import re
-import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -73,8 +72,10 @@ def _by_kind(rows: Iterable[EffectRow]) -> dict[str, dict[str, EffectRow]]:
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a table as mappings to Python values; None for missing values."""
-    plain = table.astype(object).where(table.notna(), None)
-    return typing.cast(list[dict[str, Any]], plain.to_dict("records"))
+    # A missing number differs from itself; pandas takes five times as long for a few rows.
+    names = [*map(str, table.columns)]
+    columns = [[None if value != value else value for value in table[name]] for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _table(name: str, _: type[Row]) -> "cached_property[list[Row]]":
