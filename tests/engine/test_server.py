@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import psutil
 import pytest
 from hypothesis import given, settings
@@ -77,6 +76,8 @@ def test_output_ends_at_eos_without_ignore_eos(server: Launched) -> None:
 
 
 def test_streamed_chat_equals_the_whole_response(server: Launched) -> None:
+    import openai  # takes half a second, in each process that collects this file
+
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
     messages: Any = [{"role": "user", "content": "good morning"}]
     whole = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=12)
@@ -96,6 +97,8 @@ def test_streamed_chat_equals_the_whole_response(server: Launched) -> None:
 
 
 def test_the_openai_client_completes(server: Launched) -> None:
+    import openai
+
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
     assert [model.id for model in client.models.list()] == [MODEL]
     answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=5)
