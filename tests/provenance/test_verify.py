@@ -35,17 +35,31 @@ def verified(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
-Refuted = Callable[[Path], str]
+Verified = Callable[[Path], str]
 
 
 @pytest.fixture
-def refuted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuted:
+def refuted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verified:
     """Return a function that runs verify.py, which must find differences; it returns the output."""
 
     def verify_here(folder: Path) -> str:
         monkeypatch.setattr(sys, "argv", ["verify.py", str(folder)])
         assert verify.main() == 1
         return capsys.readouterr().out
+
+    return verify_here
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verified:
+    """Return a function that runs verify.py, which must refuse the folder; it returns the error."""
+
+    def verify_here(folder: Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["verify.py", str(folder)])
+        with pytest.raises(SystemExit) as ended:
+            verify.main()
+        assert ended.value.code == 2
+        return capsys.readouterr().err
 
     return verify_here
 
@@ -112,7 +126,7 @@ def test_shipped_archive_without_phase_b_verifies(tmp_path: Path) -> None:
 
 
 def test_changed_digit_of_a_published_tax_is_named(
-    unpacked: Path, tmp_path: Path, refuted: Refuted
+    unpacked: Path, tmp_path: Path, refuted: Verified
 ) -> None:
     table = changed(unpacked, tmp_path, "published/analysis/effects.csv")
 
@@ -128,7 +142,7 @@ def test_changed_digit_of_a_published_tax_is_named(
 
 
 def test_widened_intervals_an_overwritten_flag_and_forged_identities_are_named(
-    unpacked: Path, tmp_path: Path, refuted: Refuted
+    unpacked: Path, tmp_path: Path, refuted: Verified
 ) -> None:
     table = changed(unpacked, tmp_path, "published/analysis/effects.csv", "study.json")
 
@@ -157,7 +171,7 @@ def test_widened_intervals_an_overwritten_flag_and_forged_identities_are_named(
 
 
 def test_changed_timestamp_of_a_request_is_named(
-    unpacked: Path, tmp_path: Path, refuted: Refuted
+    unpacked: Path, tmp_path: Path, refuted: Verified
 ) -> None:
     path, name = changed(unpacked, tmp_path, TABLE), f"runs/{CELL}/requests_A_r40.jsonl"
     listed = json.loads((unpacked / "archive.json").read_text())
@@ -183,54 +197,43 @@ def test_folder_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.99])
 def test_a_damaged_table_is_refused(
-    unpacked: Path,
-    tmp_path: Path,
-    share: float,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    unpacked: Path, tmp_path: Path, share: float, refused: Verified
 ) -> None:
     path = changed(unpacked, tmp_path, TABLE)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    monkeypatch.setattr(sys, "argv", ["verify.py", str(tmp_path / "archive")])
-    with pytest.raises(SystemExit) as refused:
-        verify.main()
-    assert refused.value.code == 2
-    assert "a file is damaged or missing" in capsys.readouterr().err
+    assert "a file is damaged or missing" in refused(tmp_path / "archive")
 
 
 @pytest.mark.parametrize("name", ["study.json", "seals.jsonl", TABLE])
 def test_error_of_a_key_that_an_object_has_twice_names_file_and_key(
-    unpacked: Path, tmp_path: Path, name: str
+    unpacked: Path, tmp_path: Path, name: str, refused: Verified
 ) -> None:
     path = changed(unpacked, tmp_path, name)
     path.write_bytes(b'{"twice": 1, "twice": 2, ' + path.read_bytes()[1:])
-    result = verified(tmp_path / "archive")
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
+    (line,) = refused(tmp_path / "archive").splitlines()
     assert f"{name}: key 'twice' twice in one object" in line
 
 
-def test_file_that_a_table_has_twice_is_refused(unpacked: Path, tmp_path: Path) -> None:
+def test_file_that_a_table_has_twice_is_refused(
+    unpacked: Path, tmp_path: Path, refused: Verified
+) -> None:
     path = changed(unpacked, tmp_path, TABLE)
     head, rest = path.read_bytes().split(b"\n", 1)
     header = json.loads(head)
     header["files"].append(header["files"][0])
     path.write_bytes(json.dumps(header).encode() + b"\n" + rest)
-    result = verified(tmp_path / "archive")
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
+    (line,) = refused(tmp_path / "archive").splitlines()
     assert f"key '{header['files'][0][0]}' twice in one object" in line
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a folder for study.json"])
-def test_folder_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, name: str) -> None:
+def test_folder_that_cannot_be_read_is_named_in_one_line(
+    tmp_path: Path, name: str, refused: Verified
+) -> None:
     if len(name) < 256:
         for part in ("study.json", "tables", "published/analysis"):
             (tmp_path / name / part).mkdir(parents=True)
         (tmp_path / name / "reference_rates.json").write_text("{}")
-    command = [sys.executable, "-I", verify.__file__, str(tmp_path / name)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
+    (line,) = refused(tmp_path / name).splitlines()
     assert f"{tmp_path / name}: a file is damaged or missing: " in line
