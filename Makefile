@@ -11,7 +11,8 @@ CONDA = (echo '\# Written by `make lock` from envs/pipeline.lock, for snakemake 
   sed -n 's/^\([a-z0-9][^;\\]*[^;\\ ]\) *\(;.*[^\\ ]\)\{0,1\} *\\$$/      - "\1\2"/p' envs/pipeline.lock | sed "s/;/ ;/")
 # Three files at a time, since many wait for servers, in a folder that stays where a test failed and holds what killed programs leave; programs of other
 # users may pass it. Unix sockets are made below it, and their paths hold 107 bytes.
-pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder \
+# PYTHONDONTWRITEBYTECODE would make each process rewrite the asserts of all tests again, in every run.
+pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder PYTHONDONTWRITEBYTECODE= \
   $(BIN)/python -m pytest $(1) -n 3 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 
