@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import mannwhitneyu
 
 from connector_tax.analysis.effect import mean_of
 from connector_tax.analysis.ingest import block_devices, merged_reasons
@@ -172,6 +171,9 @@ def warming_up(values: NDArray[np.float64], margin: float) -> bool | None:
     start, settled = len(values) // 4, len(values) // 2
     if len(batches) < MIN_BATCHES or (level := np.median(values[settled:])) <= 0:
         return None
+    # Imported late: it takes a quarter of the start of commands that make no rows.
+    from scipy.stats import mannwhitneyu
+
     change = float(np.median(values[:start]) / level - 1)
     first, last = batches[: start // BATCH], batches[settled // BATCH :]
     p = float(mannwhitneyu(first, last, method="asymptotic").pvalue)
