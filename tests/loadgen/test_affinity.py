@@ -70,7 +70,7 @@ def test_affinity_plan_of_each_machine_is_as_expected(
     source_or_warning: str | None,
     tmp_path: Path,
 ) -> None:
-    """Compare each machine's plan; `source_or_warning` is the source of the CPU ranking, or a warning."""
+    """Compare each machine's plan, and the source of its CPU ranking or the warning."""
     plan = plan_affinity(read(files, tmp_path), *wanted)
     assert [plan.loadgen, *plan.workers] == client
     assert plan.server == server
