@@ -63,9 +63,15 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the named command; return its exit status, or 2 if there is no such command."""
+    """Run the named command; return its exit status, or 2 if there is no such command.
+
+    After Ctrl-C the status is 130, without a traceback.
+    """
     open_closed_streams()
-    return exit_status(lambda: _run(argv))
+    try:
+        return exit_status(lambda: _run(argv))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -85,8 +91,6 @@ def _run(argv: Sequence[str] | None) -> int:
     command = COMMANDS[name]
     try:
         module = import_module(f"connector_tax.{command.module}")
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("connector_tax"):
             raise

@@ -4,6 +4,8 @@ import copy
 import csv
 import io
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from connector_tax.settings.matrix import (
 )
 from connector_tax.settings.run import UnresolvedError
 from tests.shared import interpreter
+from tests.workflow.harness import wait_for
 
 FOLDER = Path(__file__).parent
 # Three models and four connectors on vLLM 0.32.0, as the program sent them.
@@ -175,6 +178,21 @@ def test_exit_status_reports_if_a_connector_changes_something(
 ) -> None:
     kept = [m for m in MESSAGES if m["kind"] != "cell" or m["case"].startswith(connectors)]
     assert main(["--python", _replayed(tmp_path, kept), *TINY]) == status
+
+
+def test_ctrl_c_ends_the_command_and_its_program_in_silence(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("".join(json.dumps(message) + "\n" for message in MESSAGES[:3]))
+    pid = tmp_path / "pid"
+    waits = f'echo $$ > {pid}.new; cat {answers} > "/proc/self/fd/$3"; sleep 1; mv {pid}.new {pid}'
+    python = interpreter(tmp_path, f"{waits}; exec sleep 300")
+    command = [sys.executable, "-m", "connector_tax", "settings", "--python", str(python), *TINY]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(pid.exists, running)
+    running.send_signal(signal.SIGINT)
+    assert running.communicate(timeout=30) == (b"", b"")
+    assert running.returncode == 128 + signal.SIGINT
+    assert not Path("/proc", pid.read_text().strip()).exists()
 
 
 def test_broken_stub_exits_with_3_and_is_not_resolved(
