@@ -62,9 +62,10 @@ http {{
 
 @contextlib.contextmanager
 def embedded(folder: Path) -> Iterator[int]:
-    """Yield the embedded engine's port."""
+    """Yield the embedded engine's port; its logs are complete at the end."""
     with launched(folder) as server:
         yield server.port
+        server.stop()
 
 
 @contextlib.contextmanager
