@@ -1,3 +1,3 @@
 """The connector-tax study: measure the cost of an idle KV connector in vLLM, with intervals."""
 
-__version__ = "0.4.0.dev0"
+__version__ = "0.4.0"
