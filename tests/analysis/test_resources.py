@@ -220,7 +220,7 @@ def test_launch_records_are_read_and_a_changed_one_is_refused(study_file: Path) 
     assert all("setting" in row for row in engine)
     path = study_file.parent / "runs" / "plain" / "block0" / "A" / "resources.json"
     write_json(path, read_json(path) | {"startup_s": 0.5})
-    with pytest.raises(ArtifactError, match=r"resources\.json: missing, or its sha256"):
+    with pytest.raises(ArtifactError, match=r"resources\.json: missing, or changed after"):
         rows_of(study_file)
     index_file = path.with_name("index.json")
     index = read_json(index_file)

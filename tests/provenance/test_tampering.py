@@ -170,11 +170,11 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
                            value=True),
                 json_value(SKIPPED_INDEX, "reason", value=None),
             ),
-            "skipped for None, without a gate",
+            "skipped for None, which no gate",
         ),
         "a skip for another reason": (
             json_value(SKIPPED_INDEX, "reason", value="the operator was tired"),
-            "skipped for 'the operator was tired', without a gate",
+            "skipped for 'the operator was tired', which no gate",
         ),
         "a launch without its index": (by.remove(INDEX), "index.json is missing"),
         "an environment of launch.sh alone": (
@@ -304,7 +304,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             text_replaced(GATE_LOG, "2026-05-26", "not ready\n2026-05-26"), GATE_LOG),
         "the attempts gone": (by.remove(f"{LAUNCH}/attempts.json"), "attempts.json is missing"),
         "a launch taken out of the design": (
-            by.launch_gone, "plain_2/block0/Bp was measured, and is gone"),
+            by.launch_gone, "plain_2/block0/Bp was measured, but is missing from the design"),
         "a margin changed after the data": (
             json_value("study.json", "config", "statistics", "margins", "ttft_p90", value=0.2),
             r"changed after the first measurement, .*statistics.margins.ttft_p90: 0.05 -> 0.2",

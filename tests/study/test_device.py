@@ -253,8 +253,8 @@ def test_slots_do_not_change_the_design_hash() -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({"id": "a", "cpus": "1"}, r"devices\[1\].id: found a of 'a', which is devices\[0\]'s"),
-        ({"id": "b", "cpus": "5,3-4"}, r"devices\[1\].cpus: found 3 of '5,3-4', which is devices"),
+        ({"id": "a", "cpus": "1"}, r"devices\[1\].id: found a of 'a', also in devices\[0\]"),
+        ({"id": "b", "cpus": "5,3-4"}, r"devices\[1\].cpus: found 3 of '5,3-4', also in devices"),
         ({"id": "b", "cpus": "9-8"}, r"devices\[1\].cpus: found '9-8'; allowed: ranges such as"),
         ({"id": "b", "cpus": "all"}, r"devices\[1\].cpus: found 'all'; allowed: text matching"),
         ({"id": "b"}, r"devices\[1\].cpus: missing; it is required"),
