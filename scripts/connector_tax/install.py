@@ -42,11 +42,10 @@ def install(lock: Path, python: str = sys.executable, options: Sequence[str] = (
     Raises:
         subprocess.CalledProcessError: uv failed, and printed the reason.
     """
-    # All indexes are searched, as by pip, since hashes are checked. Bytecode is compiled, or each
-    # process would compile it in a read-only environment or under PYTHONDONTWRITEBYTECODE.
+    # Bytecode is compiled, or each process would compile it in a read-only environment or under
+    # PYTHONDONTWRITEBYTECODE.
     run_uv(["pip", "install", "--quiet", "--python", python, "--compile-bytecode",
-            "--require-hashes", "--index-strategy", "unsafe-best-match", *options,
-            "-r", str(lock)])  # fmt: skip
+            "--require-hashes", *options, "-r", str(lock)])  # fmt: skip
 
 
 def run_uv(arguments: Sequence[str]) -> None:
@@ -57,8 +56,10 @@ def run_uv(arguments: Sequence[str]) -> None:
     """
     if importlib.util.find_spec("uv") is None:
         _install_uv()
+    # All indexes are searched, as by pip.
+    settings = {"UV_INDEX_STRATEGY": "unsafe-best-match", **from_pip()}
     command = [sys.executable, "-m", "uv", *arguments]
-    subprocess.run(command, check=True, env=os.environ | from_pip())
+    subprocess.run(command, check=True, env=os.environ | settings)
 
 
 def from_pip() -> dict[str, str]:
