@@ -276,7 +276,7 @@ def gpu_study(*visible: str | None, own: dict[str, str] | None = None) -> StudyD
 
 def test_each_gpu_belongs_to_one_slot() -> None:
     gpu_study("0", "1,2", "GPU-5ca1ab1e")
-    with pytest.raises(ConfigError, match=r"devices\[1\].visible: found 0 of '1,0', which is dev"):
+    with pytest.raises(ConfigError, match=r"devices\[1\].visible: found 0 of '1,0', also in d"):
         gpu_study("0", "1,0")
     with pytest.raises(ConfigError, match=r"devices\[0\].visible: found None; allowed: the slot's"):
         gpu_study(None)
