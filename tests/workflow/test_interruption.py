@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ RESULTS = "results/tiny"
 PLAIN_A = f"{RESULTS}/runs/plain/block0/A/index.json"
 BOTH_A = (PLAIN_A, f"{RESULTS}/runs/noop_connector/block0/A/index.json")
 RATES = f"{RESULTS}/reference_rates.json"
+SHAPE_RATES = "\nshape_rates: {max_share: 0.4, probe_s: 1}\n"
 # Of Phase A: plain, noop_connector; two rates; the files of a cell.
 LAUNCHES, CELLS, FILES = 2, 2, 5
 NOOP_A = Launch("noop_connector", 0, "A")
@@ -179,6 +181,18 @@ def make_void(launch: Path, cell: str) -> None:
     entry |= {"status": "void", "reason": "machine disturbed"}
     entry["files"][record.name] = sha256_file(record)
     write_json(launch / "index.json", index)
+
+
+def test_rest_is_made_after_a_rule_was_killed_that_had_written_its_file(tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "study", lambda text: two_launches(text) + SHAPE_RATES)
+    rates = f"{RESULTS}/preflight/shape_rates.json"
+    assert run(folder, rates).returncode == 0
+    # When a rule has ended, Snakemake turns its mark into a record.
+    name = urlsafe_b64encode(rates.encode()).decode()
+    (folder / ".snakemake/metadata" / name).unlink()
+    (folder / ".snakemake/incomplete" / name).write_text('{"external_jobid": null}')
+    resume_after_kill(folder)
+    assert read_json(folder / RESULTS / "complete.json") == {"complete": True}
 
 
 def test_launch_with_a_void_cell_is_remeasured_and_the_old_one_kept(folder: Path) -> None:
