@@ -191,6 +191,8 @@ def test_rest_is_made_after_a_rule_was_killed_that_had_written_its_file(tmp_path
     name = urlsafe_b64encode(rates.encode()).decode()
     (folder / ".snakemake/metadata" / name).unlink()
     (folder / ".snakemake/incomplete" / name).write_text('{"external_jobid": null}')
+    assert run(folder, "all", options=("--rerun-incomplete", "-np")).returncode == 0
+    assert (folder / rates).exists(), "a dry run removes nothing"
     resume_after_kill(folder)
     assert read_json(folder / RESULTS / "complete.json") == {"complete": True}
 

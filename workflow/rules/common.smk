@@ -1,5 +1,6 @@
 # Configuration, its checks, and definitions that all stages share.
 import json
+import re
 import sys
 from base64 import urlsafe_b64encode
 from importlib.util import find_spec
@@ -95,12 +96,9 @@ def remove_unfinished():
     Where Snakemake 9.27 makes such a file again, it ends there, the rest unmade, and calls it success.
     """
     state = Path(".snakemake")
-    words = {*sys.argv}
-    resumes = words & {"--rerun-incomplete", "--ri"} and not words & {
-        "-n",
-        "--dry-run",
-        "--dryrun",
-    }
+    # Snakemake has not read its options yet; it takes abbreviations (--dry) and clusters (-np).
+    dry = any(re.match(r"-[A-Za-z]*n|--dry", word) for word in sys.argv)
+    resumes = not dry and {"--rerun-incomplete", "--ri"} & {*sys.argv}
     # In a running study the marked files are being written.
     if not resumes or not workflow.is_main_process or any(state.glob("locks/*.lock")):
         return
