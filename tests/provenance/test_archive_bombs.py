@@ -59,7 +59,7 @@ def table_of(count: int, shapes: Iterable[str], *lines: bytes) -> dict[str, byte
 
 
 def companions_of(count: int) -> bytes:
-    """Return a study.json with `count` values that fit none of the allowed forms."""
+    """Return a study.json with `count` values, each of a type that is not allowed there."""
     study = json.loads(STUDY)
     study["configurations"][0]["companions"] = {"store": [0] * count}
     return json.dumps(study).encode()

@@ -368,9 +368,9 @@ def test_remaining_time_on_several_devices_is_given_in_device_hours(
         study = tiny(slots, blocks=2)
         write_json(study_file, study)
         left = plan.remaining(study, tmp_path)
-        told = f", {left.device_s / 3600:.2f} device hours on 2 devices" if slots else ""
+        device_hours = f", {left.device_s / 3600:.2f} device hours on 2 devices" if slots else ""
         assert plan_command.main(["--study", str(study_file)]) == 0
-        assert f"about {duration(left.wall_s)}{told} (design" in capsys.readouterr().out
+        assert f"about {duration(left.wall_s)}{device_hours} (design" in capsys.readouterr().out
         # The remaining time of the launch's own phase.
         order = launches(study, "B")
         with progress.LaunchProgress(study, tmp_path, order[1], tmp_path / "x.log") as seen:
@@ -378,7 +378,7 @@ def test_remaining_time_on_several_devices_is_given_in_device_hours(
             seen.update(Progress(0.0, 0, 0, 0, 0, 0, 0))
         message = capsys.readouterr().err
         assert f" Phase B  launch 2 of {len(order)}  {order[1].config}  cell 32x8 (1/1)" in message
-        assert f"study {duration(left.wall_s)} left{told}\n" in message
+        assert f"study {duration(left.wall_s)} left{device_hours}\n" in message
     half = left.after(left.wall_s / 2)
     assert half == pytest.approx((left.wall_s / 2, left.device_s / 2, 2))
     assert left.after(2 * left.wall_s)[:2] == (0, 0)

@@ -361,7 +361,7 @@ class LaunchDriver:
         return LaunchOutcome(status, reason, rate, self._attempts.entries)
 
     def _say_skipped(self, reason: str) -> None:
-        """Say why the launch is skipped; of a phase without a rate of its own only once."""
+        """Print why the launch is skipped; of a skipped phase, only the first launch prints it."""
         if not reason.startswith(SAME_RATES):
             self.progress.say(f"skipped: {reason}")
             return
