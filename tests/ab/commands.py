@@ -57,7 +57,7 @@ class Ab:
         return subprocess.CompletedProcess(self.command, process.returncode, out, err)
 
     def call(self, monkeypatch: pytest.MonkeyPatch) -> int:
-        """Run a command in this process that must be refused; return its exit status.
+        """Run, in this process, a command that must be refused; return its exit status.
 
         The test process keeps its signal handlers, and a server's error is reported sooner.
         """

@@ -3,7 +3,7 @@
 python stub_server.py PORT [401] [garbage] [same [short]] [redirect] [absent] [healthy] [key=KEY]
     [base=PATH] [tls=CERTIFICATE,KEY] [health=STATUS] [loads=SECONDS] [named=PROCESS] [core=PROGRAM]
 
-The engine core, PROGRAM, dies of the first request, which is never answered.
+The engine core, PROGRAM, dies on the first request, which is never answered.
 """
 
 import json

@@ -49,7 +49,7 @@ def answer(verdict: str, root: Path) -> Answer:
     return Answer(Study(root, document), 2, 1.5, [tax], [], root / "x.tar.zst", tables)
 
 
-def test_failed_stage_is_reported_with_its_last_line_and_its_log(tmp_path: Path) -> None:
+def test_failed_stage_is_reported_with_the_last_line_and_path_of_its_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "study_preflight.ab.log"
     log.parent.mkdir()
     log.write_text("a line of an earlier run\n" * 20)
@@ -72,7 +72,7 @@ def test_saturated_server_gets_no_verdict_at_any_bound(bounds: list[Bound], tmp_
     assert costs.text().splitlines()[0] == line
 
 
-def test_answer_without_a_valid_cell_has_no_number_and_a_reason(tmp_path: Path) -> None:
+def test_answer_without_a_valid_cell_has_a_reason_in_place_of_a_number(tmp_path: Path) -> None:
     def cell(name: str, status: str, reason: str = "", *errors: str) -> Any:
         path = tmp_path / f"{name}.jsonl"
         requests = [{"status": "error", "error_kind": "http_status", "error_detail": error}
@@ -105,7 +105,7 @@ def test_answer_without_a_valid_cell_has_no_number_and_a_reason(tmp_path: Path) 
     assert replace(none, void={"baseline": "busy"}).text().splitlines()[0] == line
 
 
-def test_second_line_lists_resources_that_differ_significantly(tmp_path: Path) -> None:
+def test_answer_lists_resources_that_differ_significantly(tmp_path: Path) -> None:
     def second_line(*rows: tuple[str, float, float]) -> str:
         taken: Any = [
             SimpleNamespace(config="candidate", metric=metric, p=p, difference=(difference, 0, 1))

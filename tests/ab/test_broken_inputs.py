@@ -201,7 +201,7 @@ def test_expanded_line_is_not_expanded_again(monkeypatch: pytest.MonkeyPatch) ->
     assert expanded(once, os.environ) == once
 
 
-def test_goodput_takes_its_limits_in_every_form() -> None:
+def test_limits_of_goodput_are_accepted_in_every_form() -> None:
     for form in (
         ["ttft:200,tpot:20"],
         ["ttft:200", "tpot:20"],
@@ -222,7 +222,7 @@ def test_goodput_takes_its_limits_in_every_form() -> None:
         ("https://localhost:8443/v1", "https://localhost:8443"),
     ],
 )
-def test_running_server_keeps_its_name_where_a_certificate_needs_it(text: str, url: str) -> None:
+def test_running_url_keeps_the_host_name_that_a_certificate_needs(text: str, url: str) -> None:
     assert running_url(text) == url
 
 
@@ -257,7 +257,7 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
     assert [entry["connector"] for entry in document["configurations"]] == [None] * 4
 
 
-def test_candidate_is_called_by_what_differs_within_a_script() -> None:
+def test_candidate_is_labelled_with_the_difference_between_two_scripts() -> None:
     script = "bash -c 'cd /models && exec serve --port {port}"
     document = designed("--baseline", f"{script}'", "--candidate", f"{script} --fast'")
     assert [entry["label"] for entry in document["configurations"]] == ["baseline", "--fast"]
@@ -310,7 +310,7 @@ def designed(*servers: str) -> StudyDocument:
         ([], {"baseline": "bash -c 'echo started {port}'"}, "with status 0, and left no server"),
     ],
 )
-def test_server_that_cannot_be_measured_is_named(
+def test_error_names_a_server_that_cannot_be_measured(
     tmp_path: Path,
     further: list[str],
     changed: dict[str, str],
@@ -383,7 +383,7 @@ def test_minutes_too_short_for_three_blocks_give_a_warning_first(tmp_path: Path)
     assert gone(tmp_path, timeout_s=2) == []
 
 
-def test_file_in_place_of_the_study_folder_is_named(tmp_path: Path) -> None:
+def test_error_names_a_file_in_place_of_the_study_folder(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "mine").touch()
     done = Ab(tmp_path).run()

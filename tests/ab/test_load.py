@@ -18,7 +18,7 @@ SERVED: Any = {"model": "m", "vocab_size": 1000, "chat": False, "exact_output": 
 
 
 def write_trace(path: Path, count: int = 400) -> Path:
-    """Write a trace with a request each 100 ms; every second one begins with the same 16 tokens."""
+    """Write a trace with a request every 100 ms; every second one shares its first 16 tokens."""
     lines = [
         {"timestamp": 100 * k, "input_length": 40, "output_length": 1 + k % 3,
          "hash_ids": [0 if k % 2 else 3 * k, 3 * k + 1, 3 * k + 2]}
@@ -96,7 +96,7 @@ def test_messages_use_the_chat_endpoint(tmp_path: Path) -> None:
     assert options.chat
 
 
-def test_a_file_that_is_too_short_is_refused_with_what_is_needed(tmp_path: Path) -> None:
+def test_error_for_a_short_file_gives_the_required_number_of_requests(tmp_path: Path) -> None:
     trace = str(write_trace(tmp_path / "t.jsonl", 30))
     with pytest.raises(LoadError, match=f"found 14 requests .* at least {FEWEST}"):
         load("--trace", trace, "--trace-block", "16")

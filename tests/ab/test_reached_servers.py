@@ -80,7 +80,7 @@ def test_server_behind_tls_key_and_base_path_is_queried_without_recording_the_ke
             ask(tmp_path / "wrong", url, "--insecure", "--api-key-env", "MY_KEY")
 
 
-def test_persistent_server_problem_is_reported_once_it_has_lasted(
+def test_server_problem_is_an_error_only_if_it_persists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "PATIENCE_S", 0.5)
@@ -121,7 +121,7 @@ def test_server_that_is_healthy_while_it_loads_is_waited_for(tmp_path: Path) -> 
         ask(tmp_path, f"http://127.0.0.1:{port}")
 
 
-def test_certificate_for_another_host_is_named(
+def test_error_names_a_certificate_for_another_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "PATIENCE_S", 0.5)
@@ -133,7 +133,7 @@ def test_certificate_for_another_host_is_named(
         ask(tmp_path / "asked", f"https://127.0.0.1:{port}", "--ca-file", str(certificate))
 
 
-def test_memory_of_a_process_that_forwards_to_the_server_is_not_the_servers(
+def test_process_that_forwards_to_the_server_is_not_measured_as_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stub("named=docker-proxy") as port:

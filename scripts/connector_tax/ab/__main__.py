@@ -131,7 +131,7 @@ class Failed(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the candidates' costs; return the exit status, which with --max gives the result."""
+    """Measure the candidates' costs; return the exit status, by the costs if --max is given."""
     options = parse(argv)
     line, name = Line(), study_name(options)
     root = Path("results", name)
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _held_to_its_end(
     options: argparse.Namespace, root: Path, line: Line
 ) -> contextlib.AbstractContextManager[None]:
-    """Keep other comparisons off the devices, which are free between two launches."""
+    """Lock the devices for the whole comparison; each launch locks them only until it ends."""
     if (root / paths.COMPLETE).exists():
         return contextlib.nullcontext()
     devices = _devices(options, engine_section(options))
@@ -186,7 +186,7 @@ def _devices(options: argparse.Namespace, section: EngineSection) -> list[str]:
 
 
 def _dry_run(options: argparse.Namespace, root: Path, line: Line) -> int:
-    """Print the smallest cost that the planned blocks would prove, from an earlier comparison."""
+    """Print which cost the planned blocks would prove, by the numbers of an earlier comparison."""
     from connector_tax.ab.forecast import forecast
     from connector_tax.artifacts.looks import read_looks
 
@@ -208,7 +208,7 @@ def _dry_run(options: argparse.Namespace, root: Path, line: Line) -> int:
 
 
 def _stop(*_: object) -> None:
-    """Signal handler: stop at the first signal, and ignore further ones during the clean-up."""
+    """Stop at the first signal, and ignore further signals during the clean-up."""
     for number in STOPPING:
         # Not SIG_IGN, which child processes would inherit.
         signal.signal(number, lambda *_: None)
@@ -327,7 +327,9 @@ def _refuse_other(load: Load, baseline: Asked, name: str, candidate: Asked, line
         raise AskError(f"{name} serves another model than the baseline: {changed[0]}")
     _refuse_too_long(load, name, candidate)
     if baseline.served["exact_output"] and not candidate.served["exact_output"]:
-        raise AskError(f"{name}: its answers do not have the requested length; the baseline's do")
+        raise AskError(
+            f"{name}: its answers do not have the requested length, unlike the baseline's"
+        )
     if changed:
         line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
 
@@ -342,7 +344,7 @@ def _refuse_too_long(load: Load, name: str, answers: Asked) -> None:
 def _measured_capacity(
     load: Load, study: StudyDocument, server: Server, line: Line
 ) -> tuple[float, float]:
-    """Return the duration of a request among concurrent ones (s), and the served requests/s.
+    """Return the duration of a request under full load (s), and the served requests/s.
 
     Raises:
         Failed: the rate is beyond the server's capacity, or no request was answered.
@@ -469,7 +471,7 @@ class Clock:
 
 
 def _so_far(findings: Sequence[Finding]) -> list[str]:
-    """Return each judged metric's change so far; with several candidates also their names."""
+    """Return each judged metric's change so far, with the candidate's name if there are several."""
     several = len({f.config for f in findings}) > 1
     return [
         f"{f.config + ' ' if several else ''}{word_of(f.metric)} "
@@ -537,9 +539,7 @@ def _failures(
 
 
 def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
-    """Make the results of the study unless they exist; return the answer, and why there is no
-    archive.
-    """
+    """Make the missing results of the study; return the answer, and why there is no archive."""
     from connector_tax.ab.answer import answer_of
 
     root, name = study.root, study.document["study"]
@@ -589,9 +589,9 @@ def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) 
 def _started(
     module: str, root: Path, *arguments: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Run a stage's process; if the block is left early, terminate the process and wait for it.
+    """Run a stage's process; if the `with` body ends early, terminate it and wait for its end.
 
-    Uses SIGTERM, since a block ignores SIGINT on the assumption that its launch received it too.
+    The signal is SIGTERM, since the process that measures a block ignores SIGINT.
     """
     log = root / paths.LOGS / f"{module.replace('.', '_')}.ab.log"
     log.parent.mkdir(parents=True, exist_ok=True)

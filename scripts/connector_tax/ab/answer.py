@@ -82,7 +82,7 @@ class Answer:
 
     @property
     def lines(self) -> list[str]:
-        """Return two lines for each candidate, and one on the measurement."""
+        """Return two lines for each candidate, and one line on the measurement."""
         lines = []
         for name in dict.fromkeys(tax.config for tax in self.taxes):
             taxes = [tax for tax in self.taxes if tax.config == name]
@@ -106,7 +106,7 @@ class Answer:
         return [*lines, *self._of_traffic(), *self._not_measured()]
 
     def _not_measured(self) -> list[str]:
-        """Return a line on what could not be measured on these servers, or none."""
+        """Return a line that lists what could not be measured on these servers, or no line."""
         served = self.study.config["engine"].get("served", {})
         missing = ["step times"] if served.get("no_steps") else []
         if not served.get("counters", True):
@@ -171,7 +171,7 @@ class Answer:
         return self.void.get(config) or (f"{BASELINE}: {baseline}" if baseline else "")
 
     def _besides(self, config: str) -> str:
-        """Return other differences, with intervals corrected for their number (Bonferroni)."""
+        """Return the significant differences in other resources (Bonferroni-corrected) as text."""
         rows = {row.metric: row for row in self._taken if row.config == config}
         known = [
             named
@@ -189,7 +189,7 @@ class Answer:
 
     @property
     def _taken(self) -> list[EffectRow]:
-        """Return the candidates' resources, without start-up for servers that were running."""
+        """Return the candidates' resources, without the start-up time if `ab` started no server."""
         names = {tax.config for tax in self.taxes}
         return [
             row for row in self.resources
@@ -230,7 +230,7 @@ class Answer:
         }  # fmt: skip
 
     def status(self, bounds: Sequence[Bound]) -> int:
-        """Return the exit status; with bounds on costs over all rates, the status of `gate`."""
+        """Return the exit status; with bounds, compare the costs over all rates as `gate` does."""
         numbers = [tax.estimate is not None and tax.verdict != MARKED for tax in self.taxes]
         if not bounds:
             return 0 if all(numbers) else STATUS[NO_NUMBER]

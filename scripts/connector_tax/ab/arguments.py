@@ -32,7 +32,7 @@ from connector_tax.study.endpoint import Endpoint
 BASELINE = "baseline"
 MOST_IN_FLIGHT = 1024
 OWN_VARIABLES = {
-    "PYTHONPATH": "give the folders by --pythonpath; each is prepended to it",
+    "PYTHONPATH": "give the folders by --pythonpath; they are prepended to PYTHONPATH",
     STEP_LOG_VARIABLE: "ab sets it, for the step probe",
 }
 EPILOG = """exit status: 0 answered (with --max: every cost is below it), 1 a cost is above it,
@@ -129,7 +129,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", type=_name, default=None, metavar="NAME",
         help="device to lock during the measurement [cpu, or the GPUs]")  # fmt: skip
     add("--shared-machine", action="store_true",
-        help="measure even if other processes use the CPUs; the answer states it")  # fmt: skip
+        help="measure even if other processes use the CPUs; the answer notes that")  # fmt: skip
     add("--export-markdown", type=Path, metavar="FILE",
         help="write the answer, both commands and the latencies as Markdown")  # fmt: skip
     add("--json", action="store_true", help="print the answer as JSON")
@@ -219,7 +219,7 @@ def judged_of(options: argparse.Namespace) -> list[str]:
 
 
 def _check_throughput(parser: AnsweringParser, options: argparse.Namespace) -> None:
-    """Check the limits of goodput, and that a throughput is not fixed by the schedule."""
+    """Check the limits of goodput, and reject a throughput metric that the schedule fixes."""
     options.goodput = [limit for limits in options.goodput for limit in limits]
     if len(dict(options.goodput)) < len(options.goodput):
         parser.error("--goodput: the same latency is given twice; allowed: each once")

@@ -61,7 +61,7 @@ def study_name(options: argparse.Namespace) -> str:
 
 
 def engine_section(options: argparse.Namespace) -> EngineSection:
-    """Return the engine's section without the servers' properties."""
+    """Return the configuration's section `engine`, without the properties of the servers."""
     try:
         gpus = bool(query_gpus(("uuid",)))
     except GpuError:
@@ -81,7 +81,7 @@ def engine_section(options: argparse.Namespace) -> EngineSection:
 
 
 def _parts(line: str) -> list[str]:
-    """Return the words of a command line, and in place of a script, as of `bash -c`, its words."""
+    """Return the words of a command line; a quoted script, as of `bash -c`, is split as well."""
     parts = []
     for word in split_command(line):
         try:
@@ -110,14 +110,14 @@ def planned_load(
 
 
 def block_s(options: argparse.Namespace, load: Load, startup_s: float, life_s: float) -> float:
-    """Return the expected seconds of a block."""
+    """Return the expected duration of a block in seconds."""
     cells_s = sum(expected_cell_s(cast(Any, load.cell), rate) + life_s for rate in load.rates)
     launches = 2 + len(options.candidate)
     return launches * (startup_s + cells_s + AROUND_A_LAUNCH_S)
 
 
 def planned_blocks(options: argparse.Namespace, each_s: float) -> int:
-    """Return the number of blocks: --blocks, or as many of `each_s` seconds as fit the minutes."""
+    """Return the number of blocks: --blocks, or as many of `each_s` s as --minutes allows."""
     if options.blocks is not None:
         return int(options.blocks)
     fitting: int = math.floor(options.minutes * 60 / each_s)

@@ -15,11 +15,11 @@ from connector_tax.artifacts.metrics import word_of
 
 
 def smallest_cost(finding: Finding, blocks: int, candidates: int, metrics: int) -> float:
-    """Return the smallest cost (a fraction) that a share POWER of studies of `blocks` blocks prove.
+    """Return the smallest cost (a fraction) that `blocks` blocks prove with probability POWER.
 
     Args:
         finding: an interim result with an error.
-        candidates, metrics: their numbers, which share the level.
+        candidates, metrics: the numbers of candidates and of metrics, which share alpha.
     """
     levels = shared(FAMILY_LEVEL / (blocks - FIRST_ANALYSIS + 1), candidates, metrics)
     present = tuple(range(finding.n_blocks))
@@ -29,12 +29,12 @@ def smallest_cost(finding: Finding, blocks: int, candidates: int, metrics: int) 
 
 
 def forecast(findings: Sequence[Finding], blocks: int, block_s: float) -> list[str]:
-    """Return a line for each candidate with an interval.
+    """Return the forecast as a line of text for each candidate that has an interval.
 
     Args:
         findings: results of the last interim analysis.
         blocks: number of planned blocks.
-        block_s: seconds of a block.
+        block_s: duration of a block in seconds.
     """
     lines = []
     names = list(dict.fromkeys(finding.config for finding in findings))
@@ -57,6 +57,6 @@ def forecast(findings: Sequence[Finding], blocks: int, block_s: float) -> list[s
         )
         lines.append(
             f"{name}: {blocks} blocks prove a cost of at least {words} (in {POWER:.0%} of such"
-            f" comparisons); proving half of that takes {half}"
+            f" comparisons); proving half of this cost takes {half}"
         )
     return lines

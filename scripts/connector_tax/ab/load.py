@@ -55,7 +55,7 @@ class Load:
 
     @property
     def phase_a(self) -> dict[str, Any]:
-        """Return the configuration's section of the sweep."""
+        """Return the section of a study's configuration that describes the rate sweep."""
         section: dict[str, Any] = {"rates_rps": self.rates, "input_tokens": self.shape[0],
                    "output_tokens": self.shape[1]}  # fmt: skip
         if self.concurrency is not None:
@@ -122,7 +122,7 @@ def _drain_s(life_s: float) -> float:
 
 
 def _of_trace(options: argparse.Namespace, warmup_s: float, life_s: float, most_s: float) -> Load:
-    """Cut a trace to `most_s`, plus the requests until the measured ones are answered."""
+    """Return a trace's load, cut to `most_s` plus the time to answer the measured requests."""
     whole = read_trace(options.trace, block=options.trace_block)
     starts_s = whole.offsets_ns(options.trace_speed) / 1e9
     length_s = min(float(starts_s[-1]), most_s)
@@ -131,7 +131,7 @@ def _of_trace(options: argparse.Namespace, warmup_s: float, life_s: float, most_
     fewest = max(FEWEST, _needed(options))
     if len(measured) < fewest:
         raise LoadError(
-            f"--trace: found {len(measured)} requests in {max(window_s, 0):.0f} s behind a warm-up"
+            f"--trace: found {len(measured)} requests in {max(window_s, 0):.0f} s after a warm-up"
             f" of {warmup_s:.0f} s; allowed: at least {fewest} (--trace-speed, --minutes, or a"
             " longer trace)"
         )
@@ -163,7 +163,7 @@ def _of_trace(options: argparse.Namespace, warmup_s: float, life_s: float, most_
 def _of_prompts(
     options: argparse.Namespace, warmup_s: float, life_s: float, window_s: float
 ) -> Load:
-    """Send each prompt once in a launch; the window ends with the last prompt."""
+    """Return a load that sends each prompt once per launch; the window ends with the last one."""
     prompts = read_prompts(options.prompts, options.chat, options.max_tokens)
     (rate,) = options.rate
     most_s = len(prompts) / rate - warmup_s
