@@ -21,7 +21,7 @@ def table(root: Path, name: str) -> list[dict[str, str]]:
 
 
 def effects(root: Path, quantity: str) -> list[dict[str, str]]:
-    """Return the rows of effects.csv of a quantity."""
+    """Return the rows of effects.csv for one quantity."""
     return select(table(root, "effects.csv"), quantity=quantity)
 
 
@@ -38,7 +38,7 @@ def one(rows: list[dict[str, str]], **where: str) -> dict[str, str]:
 
 
 def edit_csv(path: Path, change: Callable[[list[dict[str, str]]], None]) -> None:
-    """Change a CSV file's rows in place; the first row gives the columns."""
+    """Apply `change` to the rows of a CSV file; the first row gives the columns."""
     with path.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     change(rows)
@@ -49,7 +49,7 @@ def edit_csv(path: Path, change: Callable[[list[dict[str, str]]], None]) -> None
 
 
 def edit(path: Path, change: Callable[[Any], None]) -> None:
-    """Change a JSON file."""
+    """Apply `change` to the content of a JSON file."""
     value = json.loads(path.read_text())
     change(value)
     path.write_text(json.dumps(value))

@@ -191,7 +191,7 @@ def test_a_changed_raw_file_is_refused(
 
 
 @pytest.mark.parametrize("log", ["requests_A_r40", "metrics_A_r40"])
-def test_a_missing_log_is_refused_by_its_name(
+def test_a_missing_log_is_named_in_the_error(
     small: Path, log: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = small / CELL / f"{log}.jsonl"

@@ -24,7 +24,7 @@ def cell(start: int, stop: int, kind: str = CLOSED) -> Any:
 
 
 def lockstep(places: int, gap_ns: int, until_ns: int) -> list[RequestRow]:
-    """Return the requests of places that all begin and end at once."""
+    """Return closed-loop requests, of which `places` at a time begin and end together."""
     return [
         RequestRow(
             seq, "ok", sent, sent, sent + LIFE_NS // 2, sent + LIFE_NS, sent + LIFE_NS, TOKENS

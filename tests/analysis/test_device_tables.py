@@ -24,9 +24,7 @@ Groups = dict[tuple[str, StepGroup], dict[str, EffectRow]]
 def steps(
     count: int, device_us: float, host_us: float, decode_seqs: int = 1, prefill: bool = False
 ) -> Table:
-    """Return steps that are each queued `host_us` after the host continued from the previous
-    one.
-    """
+    """Return steps; the host queues each `host_us` after it continued from the previous step."""
     rows: list[DeviceLine] = []
     queued = end = woken = 0
     for step_id in range(1, count + 1):

@@ -86,7 +86,7 @@ def drawn(
     cells: tuple[str, ...],
     n: int = 120,
 ) -> dict[CellKey, dict[str, LogSample]]:
-    """Return lognormal launches of plain (twice a block) and of configurations of known tax."""
+    """Return lognormal launches of plain (twice a block) and of configurations with known taxes."""
     rng = np.random.default_rng([blocks, seed])
     samples = {}
     for config, tax in {"plain": 0.0, "plain_2": 0.0, **taxes}.items():
@@ -151,7 +151,7 @@ def test_tax_of_plains_last_launch_is_relative_to_its_other_launches() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("blocks", [3, 5, 8])
 @pytest.mark.parametrize("launch_sigma", [0.0, 0.01, 0.05])
-def test_intervals_cover_their_level_over_many_studies(blocks: int, launch_sigma: float) -> None:
+def test_intervals_contain_the_true_tax_at_their_level(blocks: int, launch_sigma: float) -> None:
     studies, covered, false = 1000, 0, 0
     taxes = {"x": 0.2, "y": 0.1, "z": 0.0}
     for seed in range(studies):
@@ -174,7 +174,7 @@ def test_combination_cancels_the_common_part_of_its_terms() -> None:
 
 
 @pytest.mark.parametrize("across", ["configurations", pytest.param("cells", marks=LONG)])
-def test_combinations_cover_their_truth(across: str) -> None:
+def test_intervals_of_combinations_contain_the_true_value_as_often_as_stated(across: str) -> None:
     studies, covered, widths = 150, 0, []
     for seed in range(studies):
         table = simulated(3, seed, {"x": 0.3, "y": 0.1, "z": 0.0}, 0.02, ("r1", "r2"))
@@ -270,7 +270,7 @@ def test_verdict_follows_from_interval_margin_mark_and_blocks(
     assert judge(effect_of(point, error, blocks=2), 0.03, family_levels(0.95, 7)).verdict == TOO_FEW
 
 
-def test_cost_within_the_multiplicity_adjusted_interval_is_not_a_verdict() -> None:
+def test_cost_has_no_verdict_if_its_adjusted_interval_contains_zero() -> None:
     effect = effect_of(0.10, 0.04)
     assert effect.lo > 0
     assert judge(effect, 0.03, family_levels(0.95, 1)).verdict == COSTS
@@ -303,7 +303,7 @@ def test_blocks_needed_is_missing_above_one_hundred() -> None:
 
 
 def over_rates(overloads: Overloads, lost: tuple[CellKey, ...] = ()) -> TaxTable:
-    """Return three rates at which x costs 10, 20 and 60%, and y is broken."""
+    """Return the taxes at three rates: x costs 10, 20 and 60%, y costs 100% at each rate."""
     costs = {"plain": (0, 0, 0), "plain_2": (0, 0, 0), "x": (0.1, 0.2, 0.6), "y": (1.0, 1.0, 1.0)}
     rng = np.random.default_rng(2)
     samples = {

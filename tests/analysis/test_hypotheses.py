@@ -55,7 +55,7 @@ def verdicts(by_id: Findings) -> list[str]:
 
 
 def with_taxes(**changes: float) -> Mapping[str, float]:
-    """Return the default taxes with some changed."""
+    """Return the default taxes, some of which are changed."""
     return {**TAXES, **changes}
 
 

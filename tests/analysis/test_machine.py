@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def lines(chunks: list[tuple[int, int]], length_ms: int = 100) -> list[Row]:
-    """Return a machine file's lines with the steal of both sides in ms, for each chunk."""
+    """Return a machine file's lines; `chunks` has the stolen time of both sides in ms."""
     totals, t_ns = [0, 0], 1000 * MS
     line: Row = {"kind": "begin", "loadgen": [0], "server": [1, 2], "t_ns": t_ns}
     counters: Row = {"idle_ms": [0, 0], "own_ms": [0, 0], "self_us": 0, "faults": 0}
@@ -143,7 +143,7 @@ def test_a_slow_gpu_voids_the_cell(
 
 
 def checks(machine: WatchedMachine | None, watched: bool = True) -> dict[str, CheckRecord]:
-    """Return the checks of a cell without a single record."""
+    """Return the checks of a cell that has no request."""
     cell = {"floor_s": 1, "cap_s": 1, "min_completed": 10}
     bounds = {**dict.fromkeys(BOUNDS, 1.0), **DEVICE_BOUNDS["cuda"]}
     process = {"processes": {"main": {}}, "workers": 0, "workers_died": []}

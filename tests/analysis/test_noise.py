@@ -92,7 +92,7 @@ def test_quantile_has_the_tail_probability_of_its_level(
 
 
 @given(st.floats(np.log(0.31), np.log(1e3)), st.floats(-5, 5))
-def test_equivalent_t_has_both_quantiles(log_df: float, log_error: float) -> None:
+def test_t_distribution_is_recovered_from_two_quantiles(log_df: float, log_error: float) -> None:
     df, error = float(np.exp(log_df)), float(np.exp(log_error))
     spread = equivalent(error * stdtrit(df, np.array(LEVELS)), LEVELS)
     assert spread.df == pytest.approx(df, rel=1e-8)
@@ -100,7 +100,7 @@ def test_equivalent_t_has_both_quantiles(log_df: float, log_error: float) -> Non
 
 
 @pytest.mark.parametrize(("ends", "df"), [((1.0, 1e9), LEAST_DF), ((1.0, 1.1), MOST_DF)])
-def test_t_with_limited_degrees_of_freedom_keeps_the_family_quantile(
+def test_t_distribution_at_a_limit_of_df_has_the_second_quantile(
     ends: tuple[float, float], df: float
 ) -> None:
     spread = equivalent(np.array(ends), LEVELS)
@@ -108,7 +108,7 @@ def test_t_with_limited_degrees_of_freedom_keeps_the_family_quantile(
     assert spread.error * stdtrit(df, LEVELS[1]) == pytest.approx(ends[1], rel=1e-12)
 
 
-def test_planned_layout_equals_that_of_a_study_with_these_blocks() -> None:
+def test_planned_layout_equals_the_layout_of_a_study_with_more_blocks() -> None:
     def of(blocks: int) -> Mixture:
         config = np.tile([0, 0, 1, 2, 3], blocks)
         block = np.repeat(np.arange(blocks), 5)

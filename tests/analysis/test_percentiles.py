@@ -1,4 +1,4 @@
-"""Percentiles and their order-statistic intervals."""
+"""Test percentiles and their order-statistic intervals."""
 
 import numpy as np
 import pytest

@@ -30,7 +30,7 @@ RATES = [1.0, 2.0, 4.0, 8.0]
 
 
 def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> CellLoad:
-    """Return the load figures of a cell that sustains its rate by default."""
+    """Return the load of a cell, which by default sustains its rate."""
     return CellLoad(2.0, ratio, waiting, {"ttft_p90": ttft}, [0.0, 0.0, 0.0, 0.0])
 
 

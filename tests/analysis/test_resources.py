@@ -202,7 +202,7 @@ def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
     return resource_rows(launches, "plain", "r40", 0.95), engine_rows(launches, "plain")
 
 
-def test_study_without_launch_records_reports_that(study_file: Path) -> None:
+def test_study_without_launch_records_reports_the_reason(study_file: Path) -> None:
     resources, engine = rows_of(study_file)
     assert {(row["status"], row["reason"]) for row in resources} == {("missing", NOT_RECORDED)}
     assert {row["metric"] for row in resources} == {resource.name for resource in RESOURCES}

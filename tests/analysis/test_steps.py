@@ -75,7 +75,7 @@ def test_steps_outside_the_measured_window_do_not_count(tmp_path: Path) -> None:
     assert len(steps_of(tmp_path, edges).kinds) == 2
 
 
-def test_the_callback_median_is_of_per_step_sums_not_a_sum_of_medians(tmp_path: Path) -> None:
+def test_callback_median_is_the_median_of_sums_per_step(tmp_path: Path) -> None:
     builds, loads = [1.0, 100.0, 2.0], [90.0, 3.0, 4.0]
     records = [scheduler(i, build_meta_us=b) for i, b in enumerate(builds)]
     records += [worker(i, start_load_kv_us=x) for i, x in enumerate(loads)]

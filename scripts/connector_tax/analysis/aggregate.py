@@ -150,7 +150,7 @@ def _check_rates(
     cells: Sequence[CellFolder],
     judged: Mapping[CellKey, Judgement],
 ) -> None:
-    """Raise if the raw cells and present thresholds do not give this reference_rates.json."""
+    """Raise if reference_rates.json differs from what raw cells and present thresholds give."""
     try:
         again = reference_rates(folder.study, cells, judged, measured_rates(folder))
     except NoReferenceRateError as error:

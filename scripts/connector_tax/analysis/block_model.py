@@ -64,7 +64,7 @@ class Launches:
     def of(
         cls, values: Mapping[LaunchId, float], scale: str = LOG, borrow: bool = True
     ) -> "Launches":
-        """Build from a mapping of launch to value."""
+        """Return the launches of a mapping from launch to value."""
         names = np.array([launch.name for launch in values], dtype=str)
         blocks = np.array([launch.block for launch in values], np.int64)
         return cls(names, blocks, np.array(list(values.values()), float), scale, borrow)
@@ -93,7 +93,7 @@ class Launches:
 
     @cached_property
     def numbers(self) -> NDArray[np.int64]:
-        """Return the number of each launch's configuration, in the order of their names."""
+        """Return each launch's configuration as an index into the sorted configuration names."""
         return np.unique(self.config, return_inverse=True)[1]
 
     @cached_property
@@ -114,13 +114,11 @@ class Launches:
         return tuple(sorted(shared))
 
     def is_base(self, config: str, base: Sequence[str]) -> Bools:
-        """Return a mask of the launches of `base`, except `config`."""
+        """Return a mask of the launches that are named in `base`, without `config`."""
         return np.isin(self.name, [name for name in base if name != config])
 
     def weights(self, config: str, base: Sequence[str], blocks: Sequence[int]) -> Floats:
-        """Return the weights of a contrast: `config` minus the mean of the block's `base`, over
-        blocks.
-        """
+        """Return the weights of a contrast: the mean over blocks of `config` minus mean `base`."""
         is_base, weights = self.is_base(config, base), np.zeros(len(self))
         for block in blocks:
             here = self.block == block
@@ -129,7 +127,7 @@ class Launches:
         return weights
 
     def value(self, weights: Floats) -> float:
-        """Return the weighted sum of the values; exactly zero for equal values and a contrast."""
+        """Return the weighted sum of the values; a contrast of equal values is exactly zero."""
         return float(weights @ (self.y - self.y[0]))
 
     def levels(self, weights: Floats) -> tuple[float, float]:
@@ -161,7 +159,7 @@ class Launches:
 
     @cached_property
     def own_blocks(self) -> bool:
-        """Return whether a contrast's error comes from its own block differences alone."""
+        """Return whether a contrast's error uses only its own differences between blocks."""
         return not self.borrow or len(set(self.config)) < 3
 
     def effect(
@@ -172,7 +170,7 @@ class Launches:
         levels: Levels | None = None,
         config: str | None = None,
     ) -> Effect:
-        """Return the weighted sum of the launches, with its error for the verdict's levels.
+        """Return the effect: the weighted sum of the launches' values, and its standard error.
 
         Args:
             weights: weights of the launches; they add up to 0 in each block.
@@ -210,7 +208,7 @@ class Launches:
         )  # fmt: skip
 
     def own_spread(self, weights: Floats, blocks: tuple[int, ...]) -> Spread:
-        """Return a contrast's error from the differences between its blocks."""
+        """Return a contrast's standard error from the differences between its blocks."""
         each = [float((weights * self.y)[self.block == block].sum()) for block in blocks]
         differences = len(blocks) * np.array(each)
         deviations = differences - differences.mean()

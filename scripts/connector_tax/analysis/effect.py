@@ -39,7 +39,7 @@ EXACT = "exact"
 
 
 class Ends(NamedTuple):
-    """The ends of an interval, infinite where it is unbounded."""
+    """The ends of an interval; an end is infinite if the interval is unbounded there."""
 
     lo: float
     hi: float
@@ -58,7 +58,7 @@ class Levels(NamedTuple):
 
     @property
     def one_sided(self) -> tuple[float, float]:
-        """Return the one-sided levels of the ends of the narrow and of the wide interval."""
+        """Return the one-sided levels that belong to the narrow and to the wide interval."""
         return (1 + self.narrow) / 2, (1 + self.wide) / 2
 
 
@@ -111,12 +111,12 @@ class Effect:
 
     @property
     def repeats(self) -> bool:
-        """Return whether the effect has an error, and so an interval."""
+        """Return whether the effect has a standard error, and so an interval."""
         return self.error is not None
 
     @property
     def p(self) -> float | None:
-        """Return the two-sided p-value of a zero effect; None without an error."""
+        """Return the two-sided p-value of a zero effect; None without a standard error."""
         middle = self.contrast if self.combined is None else self.combined
         if not self.error:
             return None if self.error is None else float(middle == 0)
@@ -128,17 +128,17 @@ class Effect:
         return np.asarray(stdtr(self.df, errors / self.error), np.float64)
 
     def reach(self, share: float) -> float:
-        """Return the quantile of `share` of the error's distribution; infinite without an error."""
+        """Return the error distribution's quantile at `share`; infinite if the error is unknown."""
         if self.error is None:
             return np.inf
         return float(stdtrit(self.df, share)) * self.error if self.error else 0.0
 
     def half_width(self, confidence: float) -> float:
-        """Return half the width of the interval of a confidence, on `scale`."""
+        """Return half the width of the interval with this confidence, on `scale`."""
         return self.reach((1 + confidence) / 2)
 
     def interval(self, confidence: float, power: float | None = None) -> Ends:
-        """Return the ends of the interval of a confidence.
+        """Return the ends of the interval with this confidence.
 
         Args:
             confidence: confidence of the interval.
@@ -181,7 +181,7 @@ class Effect:
         return (self.lo, self.hi) if self.repeats else (None, None)
 
     def columns(self) -> Row:
-        """Return the numeric columns of a row of effects.csv; no interval without an error."""
+        """Return the numeric columns of a row of effects.csv; the interval may be missing."""
         row: Row = {"estimate": self.point, "n_blocks": self.n_blocks, "method": self.method}
         if self.error is None:
             return row
@@ -205,15 +205,14 @@ class Effect:
         return replace(self, error=self.error * float(np.sqrt(self.n_blocks / blocks)), df=df)
 
     def ahead(self, blocks: int) -> Ends:
-        """Return the interval's ends that a share POWER of studies of `blocks` blocks reaches."""
+        """Return interval ends that a study of `blocks` blocks reaches with probability POWER."""
         if not self.repeats:
             return Ends(-np.inf, np.inf)
         levels = family_levels(self.confidence, 1)
         return self.with_blocks(blocks, levels).interval(self.confidence, POWER)
 
     def power(self, margin: float, levels: Levels) -> float:
-        """Return the share of such studies that reach a verdict, if the contrast is the true
-        effect.
+        """Return the probability of a verdict if the contrast is the true effect.
 
         A verdict is reached if the wide interval excludes zero, or the narrow one lies within the
         margin (a fraction).
@@ -228,7 +227,7 @@ class Effect:
         return float(below + max(0.0, upper - lower) + 1 - above)
 
     def blocks_needed(self, margin: float, levels: Levels) -> int | None:
-        """Return the fewest blocks above the present ones with a `power` of POWER; None if none."""
+        """Return the number of blocks needed for a `power` of POWER; None if no number suffices."""
 
         # Above these half-widths no interval is within the margin, and half of the intervals
         # contain zero.
@@ -279,7 +278,7 @@ def mean_of(
     confidence: float,
     scale: str = RAW,
 ) -> Effect:
-    """Return the mean of one value per block, with its error from the spread of the values."""
+    """Return the mean of one value per block; the spread of the values gives its error."""
     mean, n = float(np.mean(values)), len(values)
     if n < 2:
         return Effect(mean, None, 0, blocks, scale, "", confidence)

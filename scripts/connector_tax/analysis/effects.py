@@ -130,7 +130,7 @@ class WeightedTax(NamedTuple):
 
 
 def joined(marks: Iterable[str]) -> str:
-    """Join the marks of several taxes, each part once."""
+    """Join the marks of several taxes, without repeated parts."""
     parts = [part for text in marks for part in text.split("; ") if part]
     return "; ".join(dict.fromkeys(parts))
 
@@ -163,7 +163,7 @@ class CellTaxes:
         return Launches.of(points, borrow=self.borrow)
 
     def judged(self, config: str) -> bool:
-        """Return whether a configuration's tax has an error and no mark."""
+        """Return whether a configuration's tax has a standard error and no mark."""
         launches, blocks = self.launches, self.launches.blocks(config, self.plains)
         return launches.repeats(blocks) and not self.mark(
             launches, launches.weights(config, self.plains, blocks)
@@ -304,7 +304,7 @@ class TaxTable:
         return self._at.get(where) or self._cell_taxes(where, {})
 
     def tax(self, config: str, phase: str, cell: str, metric: str) -> Effect | None:
-        """Return `CellTaxes.tax` of a cell's metric."""
+        """Return the tax of a configuration in one metric of a cell (see `CellTaxes.tax`)."""
         return self.at(phase, cell, metric).tax(config)
 
     def combination(

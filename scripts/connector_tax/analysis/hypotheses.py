@@ -55,7 +55,7 @@ Axis = Literal["input_tokens", "output_tokens"]
 
 
 class Answer(NamedTuple):
-    """A verdict, given if all `conditions` hold: (effect, end and sign, bound)."""
+    """A verdict and all of its conditions, each as (effect, end and sign, bound)."""
 
     verdict: str
     tail: str
@@ -91,7 +91,7 @@ class Question:
     label: Callable[[Effects], str]
 
     def answer(self, effects: Bounds) -> tuple[str, str]:
-        """Return the verdict and the end of the sentence."""
+        """Return the verdict, and the end of the sentence that states the conclusion."""
         holding = sorted({(a.verdict, a.tail) for a in self.answers if a.holds(effects)})
         if not holding:
             return CANNOT_TELL, self.otherwise
@@ -152,7 +152,7 @@ def conclusion(
 
 
 def numbers_of(effect: Effect) -> EffectNumbers:
-    """Return an effect's point, interval, method and blocks for hypotheses.json; fractions."""
+    """Return an effect's point, interval, method and blocks for hypotheses.json, as fractions."""
     lo, hi = effect.ends
     return {
         "point": effect.point, "lo": lo, "hi": hi, "method": effect.method,
@@ -200,7 +200,7 @@ def _undecided(effects: Effects) -> str:
 
 
 def questions(taxes: TaxTable) -> dict[str | int, Question | str]:
-    """Return H1 to H6 and criteria 1 to 3; the reason replaces each that cannot be answered."""
+    """Return H1 to H6 and criteria 1 to 3; a reason replaces a question without an answer."""
     baseline, cell = taxes.study.baseline, taxes.cell_at("ref_safe")
     off = "Cannot tell: ref_safe is not a rate of Phase A."
     by_name: dict[str | int, Question | str] = dict.fromkeys((*REPORTED, *ABOUT), off)
@@ -225,7 +225,7 @@ def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
 def _in_band(
     effect: str, band: Sequence[float], inside: tuple[str, str], outside: tuple[str, str]
 ) -> list[Answer]:
-    """Return the answers for an interval inside a band, and for one wholly outside."""
+    """Return the answers for an interval inside a band, below the band and above the band."""
     low, high = band
     return [
         Answer(*inside, [(effect, "lo >=", low), (effect, "hi <=", high)]),
@@ -240,7 +240,7 @@ def _place(value: float, band: Sequence[float], name: str) -> str:
 
 
 def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Question, Question]:
-    """Return H1 (TTFT p90 tax of mooncake_both >= h1_min_tax) and criterion 1 (prior accepted?)."""
+    """Return H1 (TTFT p90 tax of mooncake_both >= h1_min_tax) and criterion 1 (the prior holds)."""
     bound, band = limits["h1_min_tax"], limits["h1_prior_band"]
     low, high = band
     contrasts = {"tax": at_rate(cell, (1, MOONCAKE))}
@@ -269,7 +269,7 @@ def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Quest
 
 
 def _gap(cell: str, limits: Any, engine: str) -> tuple[Question, Question]:
-    """Return H2 (gap of Mooncake and NIXL inside h2_gap_band_pp) and criterion 2 (as the prior)."""
+    """Return H2 (Mooncake's tax minus NIXL's is in h2_gap_band_pp) and criterion 2 (the prior)."""
     low, high = band = [bound / 100 for bound in limits["h2_gap_band_pp"]]
     prior, words = limits["h2_prior_gap_pp"], f"{100 * low:g} to {100 * high:g} pp"
     contrasts = {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))}
@@ -381,7 +381,7 @@ def _adds_up(cell: str, limits: Any) -> Question:
         return at_rate(cell, (multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
 
     def above(effects: Effects) -> float | None:
-        """Return the stack's excess over its parts' sum, relative to its tax; None without tax."""
+        """Return (stack - sum of parts) / stack, in taxes; None if the stack has no tax."""
         multi = effects["multi"].point
         return (multi - effects["sum"].point) / multi if multi > 0 else None
 
@@ -599,9 +599,10 @@ def wall_clock(study: Study, cells: Sequence[CellFolder]) -> ConclusionRecord:
 
 
 def set_back_s(cells: Sequence[CellFolder]) -> float:
-    """Return the largest setback of the time of day between two cells, by CLOCK_MONOTONIC, in s.
+    """Return the largest step back of the wall clock between two cells, in s.
 
-    Only measured cells of one recorded boot are compared; 0 if no time was lost.
+    CLOCK_MONOTONIC is the reference. Only measured cells of one recorded boot are compared; the
+    result is 0 if no time was lost.
     """
     offsets: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     for cell in cells:

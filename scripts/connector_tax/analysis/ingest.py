@@ -56,7 +56,7 @@ def block_devices(cells: Iterable[CellFolder]) -> dict[int, str]:
 
 
 def device_name(node: ClaimedNode) -> str:
-    """Return the machine's alias and its GPUs' UUIDs; without GPUs `server.device` and the CPUs."""
+    """Return a device's name: the machine's alias with GPU UUIDs, or `server.device` and CPUs."""
     name = " ".join([node["machine"], *node["devices"]])
     return name if node["gpus"] else f"{name}, CPUs {node['cpus']}"
 

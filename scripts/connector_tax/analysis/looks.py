@@ -64,7 +64,7 @@ def taxes_of_phase_a(study: Study, blocks: int | None = None) -> TaxTable:
 
 
 def findings_of(taxes: TaxTable, blocks: int) -> list[Finding]:
-    """Return the findings on taxes over all rates, at the level of the analysis after `blocks`."""
+    """Return the findings on taxes over all rates, at the alpha of the analysis after `blocks`."""
     statistics = taxes.study.config["statistics"]
     levels, first = statistics["looks"], first_look(statistics)
     metrics = judged_metrics(statistics)
@@ -95,8 +95,8 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     """Run the interim analysis after `blocks` blocks and store its results in looks.json.
 
     A stored analysis is never repeated: on the same data it would be identical, and on changed data
-    its level is spent. Earlier decisions also stay. One without any number, all of whose cells were
-    void, has spent nothing and is repeated.
+    its level is spent. Earlier decisions also stay. An analysis without any number, since all cells
+    were void, has spent no alpha and is repeated.
     """
     looks = [
         entry
@@ -119,8 +119,9 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
 def take_due_look(study: Study, block: int) -> list[Finding] | None:
     """Run the interim analysis that is due after `block` of Phase A; None if none is due.
 
-    None is due while a launch up to this block is missing or failed, or if a later block has begun:
-    the launches that the analysis would have dropped are then measured, and its level is not spent.
+    No analysis is due while a launch up to this block is missing or failed. None is due either if a
+    later block has begun: the launches that the analysis would have dropped are then measured, and
+    its level is not spent.
     """
     blocks, statistics = block + 1, study.config["statistics"]
     if "looks" not in statistics or blocks < first_look(statistics):

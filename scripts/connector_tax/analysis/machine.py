@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 class MachineUse(NamedTuple):
-    """Shares of a cell's time, computed from its machine file.
+    """How much other programs, the hypervisor and GPU clocks disturbed a cell, as shares.
 
     Attributes:
         steal: share of CPU time that the hypervisor gave to others, of the side with the larger
@@ -87,7 +87,7 @@ class WatchedMachine:
 
 
 def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
-    """Read `machine_<phase>_<cell>.jsonl` (its lines: study.machine_watch).
+    """Read `machine_<phase>_<cell>.jsonl`, whose lines study.machine_watch has written.
 
     Args:
         sha256: the hash its bytes must have; None: not checked.

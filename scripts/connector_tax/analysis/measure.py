@@ -209,7 +209,7 @@ def requests_of(path: Path, rows: Iterable[RequestRow], record: CellRecord) -> R
 
 
 def _throughput(rows: Sequence[RequestRow], start: int, stop: int) -> tuple[float, float]:
-    """Return the successes and their tokens per second of a closed loop's window.
+    """Return the requests/s and tokens/s of the successes in a closed loop's window.
 
     A request counts with the share of its time that lies in the window: if whole requests were
     counted, the number would jump when N places end at once.
@@ -288,7 +288,7 @@ def measure_requests(cell: CellFolder) -> Requests:
 
 
 def summarise_cell(cell_dir: Path) -> Row:
-    """Return the percentiles of one cell's folder, for the launch's `summary.json`.
+    """Return the percentiles of the cell in a folder, for the launch's `summary.json`.
 
     Returns:
         The entry as from `summary_of`.

@@ -66,7 +66,7 @@ def models(configurations: int) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The number of launches by configuration and block, and each model's matrices for them.
+    """The launches per configuration and block, and the matrices of each error model for them.
 
     Attributes:
         counts: number of launches (configurations, blocks).
@@ -125,7 +125,7 @@ def _first_of_groups(counts: Floats) -> Integers:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The posterior over the models.
+    """The posterior distribution over the error models.
 
     Attributes:
         rss: weighted residual sum of squares (models).
@@ -140,7 +140,7 @@ class Mixture:
 
     @classmethod
     def of(cls, config: Integers, block: Integers, residual: Floats) -> "Mixture":
-        """Return the posterior of the models, given the launches.
+        """Return the posterior of the error models, given the launches.
 
         Args:
             config: number of each launch's configuration, from 0 without gaps.
@@ -165,14 +165,14 @@ class Mixture:
 
     @cached_property
     def weights(self) -> Floats:
-        """Return the posterior probability of each model."""
+        """Return the posterior probability of each error model."""
         log = self.layout.log_prior + self.log_det - 0.5 * self.df * np.log(self.rss)
         weights = np.exp(log - log.max())
         return np.asarray(weights / weights.sum())
 
     @cached_property
     def _counted(self) -> tuple[Floats, Floats, Floats]:
-        """Return weights, squared ratios and squared sigmas of models that are not NEGLIGIBLE."""
+        """Return weight, squared ratios and squared sigma of models heavier than NEGLIGIBLE."""
         counted = self.weights > NEGLIGIBLE
         variances = self.rss[counted] / self.df
         return self.weights[counted], self.layout.ratios[counted] ** 2, variances
@@ -201,7 +201,7 @@ class Mixture:
         return np.asarray(upper_tail(self.df, errors[:, None] / scales) @ weights)
 
     def planned(self, present: int, blocks: int) -> "Mixture":
-        """Return the mixture expected for a study of `blocks` blocks, from one of `present` blocks.
+        """Return the mixture expected with `blocks` blocks, extrapolated from `present` blocks.
 
         Each further block is assumed complete, with residuals as in the present blocks.
         """
@@ -238,7 +238,7 @@ class Noise:
         return self.mixture.spread(self.squares, levels)
 
     def exceeds(self, errors: tuple[float, float], levels: tuple[float, float]) -> bool:
-        """Return whether the quantiles at two one-sided levels are above these errors."""
+        """Return whether the quantiles at two one-sided levels are above `errors`."""
         tails = self.mixture.tails(self.squares, np.array(errors))
         return bool((tails > 1 - np.array(levels)).all())
 
@@ -252,7 +252,7 @@ class Noise:
 
     @property
     def suspect(self) -> Spread | None:
-        """Return the own spread if the configuration may be noisier than it seems, else None."""
+        """Return `own_spread` if the configuration may be noisier than it seems, else None."""
         return self.own_spread if (self.noisier or 0.0) > SUSPECT else None
 
     def planned(self, blocks: int) -> "Noise":
@@ -325,7 +325,7 @@ def gamma_ratio(df: int) -> float:
 
 
 def equivalent(ends: Floats, levels: tuple[float, float]) -> Spread:
-    """Return the t distribution with these two quantiles; if df is at a limit, with the second."""
+    """Return the t distribution with these two quantiles, or the second if df is at a limit."""
     ratio = np.log(ends[1] / ends[0])
 
     def above(log_df: float) -> float:

@@ -43,7 +43,7 @@ class NoReferenceRateError(Exception):
 
 
 def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -> CellLoad | None:
-    """Return the load figures of a cell; None if no request succeeded."""
+    """Return the values that show whether a cell was saturated; None if no request succeeded."""
     ratio = requests.throughput_ratio
     if requests.n == 0 or ratio is None:
         return None
@@ -54,7 +54,7 @@ def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -
 def judge_cells(
     study: Study, cells: Sequence[CellFolder], loads: Mapping[CellKey, CellLoad]
 ) -> dict[CellKey, Judgement]:
-    """Return the judgements of the cells; criteria that compare with half the rate need Phase A."""
+    """Judge whether each cell is saturated; criteria that compare rates apply only in Phase A."""
     known = [cell for cell in cells if cell.key in loads and cell.rate_rps is not None]
     sweeps: dict[tuple[str, int, str], dict[float, CellLoad]] = {}
     for cell in known:
@@ -66,7 +66,7 @@ def judge_cells(
 
 
 def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dict[str, Any]:
-    """Combine one rate of one configuration over its valid launches, by medians and majorities.
+    """Judge a configuration at one rate from all valid launches, by medians and majorities.
 
     Returns:
         `saturated` with the criteria and the backlog, for reference_rates.json; `saturated` is None
@@ -90,7 +90,7 @@ def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dic
 
 
 def at_least_half(flags: Sequence[bool]) -> bool | None:
-    """Return whether at least half of the launches have the flag; None without any launch."""
+    """Return whether at least half of the launches have the flag; None if there are no launches."""
     return 2 * sum(flags) >= len(flags) if flags else None
 
 

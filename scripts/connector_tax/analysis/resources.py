@@ -126,7 +126,7 @@ RESOURCES = (
 
 
 def _quantity(resource: Resource, launch: LaunchRecords, cell: str | None) -> QuantityRecord:
-    """Return a resource of a launch with records; `cell` is the cell at ref_safe."""
+    """Return one resource's value in a launch with records; `cell` is the cell at ref_safe."""
 
     def bare(value: float | None, reason: str | None = None) -> QuantityRecord:
         return {"value": value, "parts": {}, "reason": reason}
@@ -167,7 +167,7 @@ def _with_threads(quantity: QuantityRecord, threads: Mapping[str, float]) -> Qua
 
 @dataclass(frozen=True)
 class _Sample:
-    """One resource over the launches: known values, their parts, and reasons of unknown ones."""
+    """One resource over the launches: known values, their parts, and reasons for missing values."""
 
     resource: Resource
     values: Mapping[LaunchId, float]
@@ -235,7 +235,7 @@ def _row(
     confidence: float,
     borrow: bool,
 ) -> Row:
-    """Return the contrast: a tax for logs, a difference for values."""
+    """Return the row of a resource: a tax if it is compared on the log scale, else a difference."""
     is_log = sample.resource.scale == LOG
     launches = Launches.of(sample.values, sample.resource.scale, borrow)
     scaled = replace(launches, y=np.log(launches.y)) if is_log else launches
@@ -262,7 +262,7 @@ def _row(
 
 
 def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
-    """Return the reason for unknown values of the configuration or of plain, or None."""
+    """Return why values of the configuration or plain are unknown; None if all are known."""
     reason_of = {launch: r for launch, r in sample.reasons.items() if launch.name in names}
     for side in (names[:1], names[1:]):
         side_reasons = {r for launch, r in reason_of.items() if launch.name in side}
@@ -287,7 +287,7 @@ def _companions(sample: _Sample, config: str) -> str | None:
 
 
 def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
-    """Return a row for each configuration and setting; without settings, one row without a setting.
+    """Return a row per configuration and setting; a configuration without settings has one row.
 
     Args:
         launches: all planned launches of Phase A, in the study's order.

@@ -3,7 +3,7 @@
 Source: docs/method.md. A cell that is not valid keeps its row, with status and reason but without
 latencies. Each configuration has pooled rows (block `all`): the geometric mean over the blocks of
 the geometric mean of the block's valid launches, with an interval by Student's t on the logs of the
-block values. Plain's cover all of its launches. A single valid launch is repeated.
+block values. Plain's rows cover all of its launches. A single valid launch gives its own values.
 
 MSER-5 and a comparison of start and second half, on TPOT by arrival, show whether a cell was still
 warming up. Sources: White, "An effective truncation heuristic for bias reduction in simulation
@@ -66,7 +66,7 @@ def cell_rows(
     measured: Mapping[CellKey, MeasuredCell],
     judged: Mapping[CellKey, Judgement],
 ) -> list[Row]:
-    """Return every planned cell in order, then the pooled rows of every configuration."""
+    """Return a row for every planned cell, then the pooled rows of every configuration."""
     statistics, devices, rows = study.config["statistics"], block_devices(cells), list[Row]()
     margin = margin_of(statistics["margins"], "tpot_p50")
     for cell in cells:

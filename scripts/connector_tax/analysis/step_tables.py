@@ -150,7 +150,7 @@ def _lost(baseline: str, config: str, metric: str, launched: Iterable[LaunchId])
 
 
 class _Costs(NamedTuple):
-    """Means in us over one launch's steps of a kind: whole step, each hook, all hooks."""
+    """Mean times (us) over one launch's steps of a kind: whole step, each hook, all hooks."""
 
     step_us: float
     hooks: Mapping[Hook, float]
@@ -159,7 +159,7 @@ class _Costs(NamedTuple):
 
 
 def _costs(steps: Steps, kind: str) -> _Costs | None:
-    """Return the means over the steps of a kind; None if a launch has too few."""
+    """Return the means over the steps of a kind; None if a launch has too few such steps."""
     whole_us = steps.samples["engine_step_us"]
     kept = (steps.kinds == kind) & ~np.isnan(whole_us)
     if kept.sum() < MIN_STEPS:
@@ -213,7 +213,7 @@ def _kind_rows(
 
 
 def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
-    """Return step_cdf.csv: schedule() and engine step of a Phase A cell, by configuration."""
+    """Return step_cdf.csv: durations of schedule() and engine step in a Phase A cell."""
     launches: dict[str, list[Steps]] = {}
     for launch, steps in by_cell(cells).get(("A", cell or ""), {}).items():
         launches.setdefault(configuration_of(launch.name), []).append(steps)
@@ -243,7 +243,7 @@ def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
 
 
 def device_rows(study: Study, cells: Mapping[CellKey, Table]) -> list[Row]:
-    """Return every group of steps of every configuration and of the baseline's last launch."""
+    """Return a row per group of steps, for configurations and the baseline's last launch."""
     rows: list[Row] = []
     for (phase, cell), launched in sorted(by_cell(cells).items()):
         groups: dict[StepGroup, dict[LaunchId, Row]] = {}
@@ -266,7 +266,7 @@ def _order(group: StepGroup) -> tuple[int, int]:
 
 
 def _groups(steps: Table) -> Iterator[tuple[StepGroup, Row]]:
-    """Yield the DEVICE_METRICS of one launch and their number of steps, by kind and size."""
+    """Yield, for each kind and size of step, a launch's DEVICE_METRICS and number of steps."""
     kinds = kinds_of(steps["prefill_tokens"] > 0, steps["decode_seqs"] > 0)
     sizes = np.array([_size(int(n)) for n in steps["decode_seqs"]])
     for batch in [ALL_SIZES, *sorted(set(sizes) - {""})]:

@@ -132,7 +132,7 @@ def read_steps(cell: CellFolder) -> Steps:
 
 
 def step_times(cell: CellFolder, records: Table | None = None) -> tuple[Floats, Floats]:
-    """Return the complete engine steps of a whole cell that scheduled tokens; cached.
+    """Return the complete engine steps with tokens of a whole cell; the result is cached.
 
     Args:
         records: all of the cell's step records; None: read them.
@@ -193,9 +193,7 @@ def prefill_wait_ms(requests: Requests, steps: Steps, window: MeasuredWindow) ->
 
 
 def step_columns(steps: Steps) -> Row:
-    """Return the tables' step columns of one cell: p50 and p90 in us, and counts; None for an empty
-    sample.
-    """
+    """Return one cell's step columns in the tables: p50 and p90 in us (None if empty), counts."""
     row: Row = {}
     for name in STEP_SAMPLES:
         values = steps.known(name)
@@ -272,7 +270,7 @@ class _Calls:
         times.append(us)
 
     def times(self, steps: NDArray[np.int64]) -> dict[Hook, Floats]:
-        """Return the time in us of each hook in each step, 0 if it did not run, by hook.
+        """Return, by hook, the time that the hook took in each step, in us; 0 if it did not run.
 
         Args:
             steps: ids of the steps in the window that scheduled tokens, each once.

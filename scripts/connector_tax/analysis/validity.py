@@ -64,7 +64,7 @@ def in_window(records: Sequence[RequestLine], window: MeasuredWindow) -> list[Re
 
 
 def counted(records: Sequence[RequestLine], window: MeasuredWindow) -> CountsRecord:
-    """Return the numbers of a cell's requests by kind."""
+    """Count a cell's requests by outcome."""
     states = [r["status"] for r in records]
     kinds = [r["error_kind"] for r in records if r["status"] in FAILED]
     return {
@@ -226,7 +226,7 @@ def _server_checks(
     record: MeasuredCellRecord,
     traffic: TrafficSection | None,
 ) -> dict[str, CheckRecord]:
-    """Compare the server's counters; prompts repeated in a user's file may hit the cache."""
+    """Check the server's counters; prompts repeated in a user's file may hit the cache."""
     counters = record["server_counters"]
     longest = [record["input_tokens"], record["output_tokens"]]
     if traffic is not None:
@@ -258,7 +258,7 @@ def _server_checks(
 def _machine_checks(
     machine: WatchedMachine | None, bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
-    """Return the checks of MACHINE_CHECKS."""
+    """Return the result of every check in MACHINE_CHECKS."""
     foreign = {side: None if machine is None else machine.cpus[side].foreign for side in SIDES}
     checks = {
         f"foreign_cpu_{side}": at_most(foreign[side], bounds["max_foreign_cpu"])
