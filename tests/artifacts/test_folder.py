@@ -92,7 +92,7 @@ def test_changed_files_and_files_without_a_hash_are_refused(study_file: Path) ->
         '{"o": {"a":1,"a":2}}',
     ],
 )
-def test_line_with_a_key_twice_is_refused(line: str) -> None:
+def test_line_with_a_duplicate_key_is_refused(line: str) -> None:
     content = f'{{"a": 0, "text": "{{\\"a\\":"}}\n{line}\n'.encode()
     decode = folder_module._decoder_of(content)
     assert decode(content.split(b"\n")[0]) == json.loads(content.split(b"\n")[0])

@@ -228,7 +228,7 @@ CheckRecord = TypedDict(
 
 
 class QuantityRecord(TypedDict):
-    """A quantity: value, parts (`server` and each companion), and the reason of a null value."""
+    """A quantity: value, parts (`server` and each companion), and the reason for a null value."""
 
     value: float | None
     parts: dict[str, float]
@@ -267,7 +267,7 @@ class GeneratorHealth(TypedDict):
 
 
 class RehearsedRecord(TypedDict):
-    """`rehearsed`: only for a cell in virtual time."""
+    """`rehearsed`: fields that only a cell in virtual time has."""
 
     seconds: float
     load: float

@@ -124,7 +124,7 @@ CHECKS: Mapping[str, CheckKind] = {
     ),
     "loop_lag_max_ms": CheckKind(
         "an event loop of the load generator stood still", {
-            "loop_lag_max_ms": Bound(100.0, "the longest that one of their event loops stood still")
+            "loop_lag_max_ms": Bound(100.0, "longest stall of an event loop of the load generator")
         }
     ),
     "cpu_share": CheckKind(

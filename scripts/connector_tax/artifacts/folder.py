@@ -103,7 +103,7 @@ def _decoder_of(content: bytes) -> Callable[[bytes], dict[str, Any]]:
 
 
 def _keys(value: Mapping[str, Any]) -> int:
-    """Return the number of keys of an object and its nested objects, outside lists."""
+    """Count the keys of an object and of the objects nested in it, except those in lists."""
     count = len(value)
     for of in value.values():
         if type(of) is dict:
@@ -162,7 +162,7 @@ class LaunchFolder:
 
     @property
     def measured(self) -> list[CellRecord]:
-        """Return the cell records in the launch's folder by name, also those not in the index."""
+        """Return all cell records in the launch's folder, by file name; the index may lack some."""
         return [read_json(path) for path in sorted(self.folder.glob("*/cell_*.json"))]
 
     def file(self, kind: str, cell: str) -> Path:
@@ -290,7 +290,7 @@ class CellFolder:
         return path, digest
 
     def kept(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """Return the cached result of the first call of `make` under this name, for this cell."""
+        """Return the result of `make`, which is called once for this cell and name, then cached."""
         if name not in self._kept:
             self._kept[name] = make()
         value: Kept = self._kept[name]
@@ -308,7 +308,7 @@ class CellFolder:
             yield from read_blocks(*self.listed(kind))
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
-        """Return every line of one of the cell's files; the content is held until `release`.
+        """Return every line of one of the cell's files; `release` frees the content.
 
         Raises:
             ArtifactError: as `blocks`; or a line is not JSON.

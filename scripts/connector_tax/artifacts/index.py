@@ -25,7 +25,7 @@ class CellEntry(msgspec.Struct, frozen=True):
 
 
 class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One launch. The fields are described in docs/artifacts.md."""
+    """The content of a launch's index.json. docs/artifacts.md describes the fields."""
 
     config: str  #: the launch's name
     configuration: str  #: the configuration its server was started with

@@ -80,7 +80,7 @@ class AttemptRecord(TypedDict, total=False):
 
 
 def nodes_of(attempts: Iterable[AttemptRecord]) -> list[NodeRecord]:
-    """Return the nodes of attempts; an attempt that failed early has none."""
+    """Return the nodes of attempts; an attempt that failed early has no node."""
     return [attempt["node"] for attempt in attempts if "node" in attempt]
 
 
@@ -116,7 +116,7 @@ class ServerSnapshot(TypedDict):
 
 
 class ResourcesRecord(TypedDict):
-    """resources.json."""
+    """The content of resources.json."""
 
     launch: str  #: the launch's name
     attempt: int  #: the attempt that it describes
@@ -154,7 +154,7 @@ class EngineRecord(TypedDict):
 
 
 class SettingsRecord(EngineRecord):
-    """settings.json."""
+    """The content of settings.json."""
 
     launch: str  #: the launch's name
     attempt: int  #: the attempt that it describes

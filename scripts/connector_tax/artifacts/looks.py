@@ -57,7 +57,7 @@ class Finding:
 
 
 class Look(TypedDict):
-    """One entry of looks.json."""
+    """The results of one interim analysis: an entry of looks.json."""
 
     blocks: int
     level: float
@@ -92,7 +92,7 @@ def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
 
 
 def decided_earlier(folder: Path, launch: Launch) -> str | None:
-    """Return the earlier interim analysis that decided a launch's configuration, or None.
+    """Return text on the earlier interim analysis that decided a launch's configuration, or None.
 
     The baseline runs as long as a candidate does. Interim analyses judge Phase A; later phases
     leave out what any of them decided.

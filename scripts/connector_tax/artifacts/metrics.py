@@ -93,7 +93,7 @@ def taxed_metrics(statistics: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def word_of(metric: str) -> str:
-    """Return a metric's short name: TTFT for its median, else such as TTFT p90."""
+    """Return a metric's short name, such as TTFT p90; the median is just TTFT."""
     return ALL_METRICS[metric].label.removesuffix(" p50")
 
 
@@ -125,7 +125,7 @@ class CellLoad(NamedTuple):
     backlog_by_quarter_s: list[float | None]
 
     def over(self, other: "CellLoad | None", metric: str) -> float | None:
-        """Return this cell's percentile over the other cell's; None if one is missing."""
+        """Return the ratio of this cell's percentile to the other's; None if one is missing."""
         if other is None or metric not in self.ms.keys() & other.ms.keys():
             return None
         return self.ms[metric] / other.ms[metric]

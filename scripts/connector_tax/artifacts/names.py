@@ -94,26 +94,24 @@ def plain_names(launches: int, baseline: str = PLAIN) -> list[str]:
 
 
 def configuration_of(name: str) -> str:
-    """Return the configuration of a launch's name; no configuration's id is like `plain_2`."""
+    """Return the configuration that a launch's name belongs to: `plain` for `plain_2`."""
     further = _FURTHER_LAUNCH.fullmatch(name)
     return further[1] if further else name
 
 
 def launched_plains(names: Iterable[str], baseline: str = PLAIN) -> list[str]:
-    """Return the baseline's launches among launch names, each once, in the order of their
-    numbers.
-    """
+    """Return the names that belong to the baseline, without duplicates, in order of number."""
     plains = {name for name in names if configuration_of(name) == baseline}
     return sorted(plains, key=lambda name: (len(name), name))
 
 
 def cell_of_rate(rate_rps: float) -> str:
-    """Return `r0.5`, `r4`: the name of a Phase A cell."""
+    """Return the name of a Phase A cell, such as `r0.5` or `r4`."""
     return f"r{rate_rps:g}"
 
 
 def cell_of_shape(input_tokens: int, output_tokens: int) -> str:
-    """Return `512x64`: the name of a cell of Phases B and B'."""
+    """Return the name of a cell of Phases B and B', such as `512x64`."""
     return f"{input_tokens}x{output_tokens}"
 
 

@@ -60,7 +60,7 @@ def offences(value: Any, schema: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _validator() -> Any:
-    """Return JSON schema's validator, which stops after enough errors in one part."""
+    """Return a JSON Schema validator that limits the number of errors it reports in one part."""
     # Imported late: a launch validates nothing, and the import would delay its server by 100 ms.
     from jsonschema import Draft202012Validator, ValidationError
     from jsonschema.validators import extend
@@ -133,7 +133,7 @@ def meant(value: Any, known: Iterable[Any]) -> str:
 
 
 def _near(value: Any, known: Iterable[Any]) -> list[str]:
-    """Return the known words most like the given one, if any."""
+    """Return the known words that resemble the given word most."""
     return difflib.get_close_matches(clipped(str(value)), map(str, known), 1)
 
 

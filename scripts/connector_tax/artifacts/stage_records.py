@@ -202,7 +202,7 @@ class ConclusionRecord(TypedDict):
 
 
 class HypothesesRecord(TypedDict):
-    """hypotheses.json."""
+    """The content of hypotheses.json."""
 
     engine_label: str  #: the engine's label
     emulated: bool  #: whether it was measured on the embedded engine

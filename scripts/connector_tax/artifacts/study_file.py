@@ -40,9 +40,7 @@ class Study:
 
     @property
     def bare_baseline(self) -> bool:
-        """Return whether the baseline has no connector, and so no callbacks, whose time is then
-        zero.
-        """
+        """Return whether the baseline has no connector, so that callbacks take no time in it."""
         entries = {entry["id"]: entry for entry in self.document["configurations"]}
         return entries[self.baseline].get("connector") is None
 
@@ -116,7 +114,7 @@ def launches(study: StudyDocument, phase: str) -> list[Launch]:
 
 
 def shape_limits(study: StudyDocument, root: Path, phase: str) -> dict[str, float]:
-    """Return the highest requests/s of each cell's shape, by cell name.
+    """Return the highest allowed requests/s for the shape of each cell, by cell name.
 
     Empty for Phase A, after which the shapes are probed, and in a study without `shape_rates`.
 
@@ -154,7 +152,7 @@ def cell_rates(
 
 
 def most_of_shape(max_share: float, completed_s: Sequence[float]) -> float:
-    """Return the highest requests/s of a shape, to three digits: a share of its throughput.
+    """Return the highest allowed requests/s of a shape (3 digits), a share of its throughput.
 
     Args:
         max_share: from the `shape_rates` section.

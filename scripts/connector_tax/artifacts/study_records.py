@@ -21,8 +21,8 @@ def meta(**limits: Any) -> Meta:
     """Return a field's limits as metadata.
 
     Args:
-        limits: of msgspec.Meta; further keys of JSON Schema (`uniqueItems`); `default`, which
-            a file may leave out.
+        limits: limits of msgspec.Meta, other keys of JSON Schema (`uniqueItems`), or `default`,
+            the value of a field that a file leaves out.
     """
     checked = {name: limits.pop(name) for name in _MSGSPEC if name in limits}
     if checked.get("pattern", "").endswith("$"):

@@ -54,7 +54,7 @@ QUANTILE_COLUMNS = tuple(
 
 @dataclass(frozen=True)
 class CellRow:
-    """One (configuration, block, phase, cell) of cells.csv; block `all` is pooled.
+    """A row of cells.csv: a configuration's cell in one block; block `all` is pooled.
 
     QUANTILE_COLUMNS and STEP_COLUMNS, medians and so on of latencies and steps, follow these.
     """
@@ -157,7 +157,7 @@ class EffectRow:
 
     @property
     def change(self) -> tuple[float | None, float | None, float | None]:
-        """Return the metric's relative change (negative if it falls), interval as in `shown`."""
+        """Return the metric's relative change (negative if it falls), with the `shown` interval."""
         estimate, *ends = (None if of is None else change_of(self.metric, of) for of in self.shown)
         lo, hi = ends[::-1] if self.metric in THROUGHPUT_METRICS else ends
         return estimate, lo, hi
@@ -186,7 +186,7 @@ ALL_SIZES = "all"
 
 @dataclass(frozen=True)
 class StepGroup:
-    """The kind and decoding sequences of steps, as `decode/all/` or `decode/4-7/` in `item`."""
+    """A group of steps of one kind and number of decoding sequences, such as `decode/4-7/`."""
 
     kind: str
     batch: str = ALL_SIZES
@@ -263,7 +263,7 @@ def table_text(table: str, rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a table as CSV; None and missing columns are empty, floats round-trip.
 
     Raises:
-        ValueError: a row has a column that the table has not.
+        ValueError: a row has a column that the table does not have.
     """
     stream = io.StringIO()
     writer = csv.DictWriter(stream, COLUMNS[table], restval="", lineterminator="\n")
@@ -296,7 +296,7 @@ def _value(text: str, scalar: type, optional: bool) -> Any:
 
 
 def column_types(row_type: type) -> dict[str, tuple[type, bool]]:
-    """Return column name -> (scalar type, may be empty) from the annotations of a row class."""
+    """Return, by column, its scalar type and whether it may be empty, from a row class."""
     hints = typing.get_type_hints(row_type)
     columns = {}
     for field in fields(row_type):
