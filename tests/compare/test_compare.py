@@ -171,7 +171,7 @@ def test_percentile_of_zero_has_no_ratio_and_a_reason(a: Path, b: Path, tmp_path
     assert "tpot_p90 is 0" in zero.reason
 
 
-def test_resources_are_compared_and_constant_ones_exactly(a: Path, b: Path) -> None:
+def test_constant_resources_are_compared_exactly_and_others_with_an_error(a: Path, b: Path) -> None:
     rows = compare_rows(*(StudyTables(root / "study.json") for root in (a, b)))
     by_name = {r.metric: r for r in rows if (r.quantity, r.config) == ("resource", "nixl_both")}
     assert (by_name["kv_blocks"].verdict, by_name["kv_blocks"].effect) == (LESS, 1.0)
@@ -268,7 +268,7 @@ def test_compare_writes_a_self_contained_page(
     assert {(row["study_a"], row["study_b"]) for row in table} == {("synthetic", "other-study")}
 
 
-def test_many_studies_are_a_table_over_versions(
+def test_page_of_three_studies_compares_each_with_the_first(
     a: Path, b: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     third = shutil.copytree(b, tmp_path / "third")

@@ -89,7 +89,7 @@ def test_bounds_judged_together_have_wider_intervals(root: Path) -> None:
     assert known(of_three.decides) > known(alone.decides)
 
 
-def test_bounds_on_a_mixture_study_are_judged_from_raw_records(tmp_path: Path) -> None:
+def test_gate_computes_intervals_of_the_mixture_from_raw_records(tmp_path: Path) -> None:
     study_file = write_analysed_study(tmp_path, blocks=3, config=SMALL_GRID)
     study = StudyTables(study_file)
     (row,) = (one for c, one in study.at(ALL_RATES, "ttft_p50").items() if c == "nixl_both")
@@ -152,7 +152,7 @@ def test_result_files_list_each_bound(
     assert all(result in text for result in (ABOVE, BELOW, CANNOT_TELL, NO_NUMBER))
 
 
-def test_label_with_a_line_end_forges_no_line_of_the_gate(
+def test_line_break_in_a_label_adds_no_line_to_the_output(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = shutil.copytree(root, tmp_path / "study")

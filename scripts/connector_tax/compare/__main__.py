@@ -17,7 +17,7 @@ from connector_tax.foreign import one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare studies with the first: folders under results/, study.json files or archives."""
+    """Compare studies (folders under results/, study.json files or archives) with the first."""
     parser = argparse.ArgumentParser(prog="connector-tax compare", description=main.__doc__)
     parser.add_argument("a", type=Path, metavar="A", help="the study to compare with")
     parser.add_argument("b", type=Path, metavar="B", help="a study of the same kind")

@@ -43,7 +43,7 @@ class Bound:
 
 
 def bound_of(argument: str) -> Bound:
-    """Return the bound of `5%` or `ttft_p90=5%`.
+    """Parse a bound such as `5%` or `ttft_p90=5%`.
 
     Raises:
         argparse.ArgumentTypeError: `argument` has neither form.
@@ -134,5 +134,5 @@ def check(
 
 
 def worst(results: Sequence[str]) -> str:
-    """Return the worst of the results."""
+    """Return the worst of several gate results."""
     return next(result for result in WORST_FIRST if result in results)

@@ -42,7 +42,7 @@ from connector_tax.foreign import one_line
 def checks_of(
     study: StudyTables, configs: Sequence[str], bounds: Sequence[Bound], at: str
 ) -> list[BoundCheck]:
-    """Check the costs of Phase A.
+    """Compare the costs in Phase A with the bounds.
 
     Args:
         bounds: bounds with a metric apply at the reference rate `at`, others over all rates.

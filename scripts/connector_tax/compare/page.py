@@ -47,12 +47,12 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[ComparedRow]:
-        """Return every comparison, first those that cost more in B."""
+        """Return every comparison; rows that cost more in B come first."""
         return dearest_first(compare_rows(self.a, self.b))
 
     @cached_property
     def drawn(self) -> list[Where]:
-        """Return ALL_RATES and the compared cells at a reference rate, or all of Phase A."""
+        """Return the cells to show: ALL_RATES and a reference rate's, or else all of Phase A."""
         compared = list(dict.fromkeys(row.where for row in self.rows if row.quantity == TAX))
         named = {("A", s.cell_at(reference)) for s in (self.a, self.b) for reference in REFERENCES}
         sweep = [where for where in compared if where[0] == "A"]
@@ -68,7 +68,7 @@ class Comparison:
 
     @cached_property
     def first(self) -> list[ComparedRow]:
-        """Return the taxes over all rates or, without any, those at the reference rates."""
+        """Return the taxes over all rates; if there are none, the taxes at the reference rates."""
         cells = self.drawn[:1] if self.drawn[0][1] == ALL_RATES else self.drawn
         return [
             row
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """Return a sentence with the verdicts on the first taxes, higher costs first."""
+        """Return a sentence with the verdicts on the taxes of `first`, higher costs first."""
         judged = [row for row in self.first if row.config != AA]
         counts = Counter(look(row) for row in judged)
         parts = [f"{words} {counts[kind]}" for kind, words in LOOKS.items() if counts[kind]]
@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def sections(self) -> list[tuple[str, list[ComparedRow]]]:
-        """Return the detail tables: heading and rows."""
+        """Return the detail tables, each as a heading and rows."""
         at = [row for row in self.rows if row.where in self.drawn]
         parts = [
             ("Taxes", [row for row in at if row.quantity == TAX]),
@@ -137,7 +137,7 @@ def table_of(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[Sh
 
 
 def metrics_of(cell: str) -> Sequence[str]:
-    """Return the metrics that the page shows for a cell: medians over all rates, else p90."""
+    """Return the metrics to show for a cell: medians for the one over all rates, else p90."""
     return VERDICT_METRICS if cell == ALL_RATES else HEADLINE
 
 
@@ -198,7 +198,7 @@ def _effect_text(row: ComparedRow) -> str:
 
 
 def _verdict_text(row: ComparedRow) -> str:
-    """Return the verdict, or A/A, a mark or a reason instead."""
+    """Return the verdict as text, with the label A/A or a mark; without a verdict the reason."""
     verdict = in_words(row.verdict, row.margin)
     if row.config == AA:
         return f"A/A ({verdict})"

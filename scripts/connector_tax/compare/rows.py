@@ -110,7 +110,7 @@ class ComparedRow:
 
     @property
     def family(self) -> tuple[str, ...]:
-        """Return the key of comparisons made together: all configurations of a cell and metric."""
+        """Return the key of rows judged together: all configurations in one cell and metric."""
         alone = self.config if self.config == AA else ""
         return self.quantity, self.phase, self.cell, self.metric, alone
 
@@ -159,7 +159,7 @@ def judged(pairs: Sequence[Pair], confidence: float) -> list[ComparedRow]:
 
 
 def _repeats(side: Side | str) -> bool:
-    """Return whether a study's number has an error and no mark."""
+    """Return whether a study's number has a standard error and no mark."""
     return isinstance(side, Side) and side.known.error is not None and not side.mark
 
 
@@ -196,7 +196,9 @@ def compared(
 
 
 def difference(a: Effect, b: Effect) -> Effect:
-    """Return B minus A, with the smaller number of blocks; it has an error only if A and B do."""
+    """Return the effect B minus A, with the smaller number of blocks.
+
+    It has an error only if A and B have one."""
     blocks = tuple(range(min(a.n_blocks, b.n_blocks)))
     mark = "; ".join(f"{name}: {one.mark}" for name, one in (("A", a), ("B", b)) if one.mark)
     point = b.contrast - a.contrast
@@ -231,7 +233,7 @@ def _sides(study: StudyTables, confidence: float) -> Iterator[tuple[Key, Side | 
 
 
 def effect_side(row: EffectRow | None, confidence: float) -> Side | str:
-    """Return an estimate for comparison, or a text if it has no number."""
+    """Return an estimate for comparison, or the reason why it has no number."""
     if row is None:
         return "not part of the design"
     if row.estimate is None:

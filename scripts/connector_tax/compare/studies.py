@@ -31,10 +31,10 @@ class NotComparableError(ArtifactError):
 
 @contextmanager
 def opened(path: Path, status: int = 2) -> Iterator[StudyTables]:
-    """Yield the tables of a study's folder, its study.json, or an archive (which is reanalysed).
+    """Yield the tables of a study, given as a folder, study.json or archive (reanalysed).
 
     Memory and CPU time are limited by the size of an archive, as in `replot`, while it is analysed.
-    The block calls `limited_by_archive` for its own work.
+    The `with` body calls `limited_by_archive` for its own work.
 
     Args:
         path: one of these.
