@@ -17,6 +17,6 @@ def _workers_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """Yield a plain server shared by a module's tests."""
+    """Yield a server of configuration `plain`, shared by a module's tests."""
     with launched(tmp_path_factory.mktemp("server")) as running:
         yield running

@@ -78,7 +78,7 @@ class Launched:
                 yield data
 
     def metrics(self) -> dict[str, float]:
-        """Return the page's samples."""
+        """Return the samples of the page /metrics."""
         _, page = self.request("GET", "/metrics")
         return {
             sample.name + _own_labels(sample.labels): sample.value
@@ -151,7 +151,7 @@ def launched(
     *,
     step_log: bool = True,
 ) -> Iterator[Launched]:
-    """Yield a ready server; killed at the end if the test has not stopped it."""
+    """Yield a ready server, and kill it at the end if the test has not stopped it."""
     config = folder / "embedded.json"
     config.write_text(json.dumps(config_with(changes)))
     port = free_port()

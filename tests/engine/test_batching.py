@@ -29,7 +29,7 @@ Run = Callable[..., None]
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Return a function that starts a service on one kind of loop, runs `body`, and stops it.
+    """Return a function that starts a service on a kind of event loop, runs `body`, and stops it.
 
     It checks that no task or child process is left.
     """
@@ -165,7 +165,7 @@ def test_a_dead_worker_fails_its_requests_at_once_and_is_reported(tmp_path: Path
     run(body, t.Gated, {"gate": str(gate)})
 
 
-def test_a_worker_that_dies_idle_is_reported_too(run: Run) -> None:
+def test_death_of_an_idle_worker_is_reported(run: Run) -> None:
     async def body(service: BatchedService) -> None:
         died: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
         service.on_worker_death = died.set_result

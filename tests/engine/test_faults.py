@@ -19,16 +19,14 @@ from tests.engine.serving import Launched, events, launched, texts
 
 @contextlib.contextmanager
 def faulty(folder: Path, *rules: dict[str, Any]) -> Iterator[Launched]:
-    """Return a server with these rules; a rule without a target applies at its place in the
-    list.
-    """
+    """Yield a server with these rules; rule k applies to request k unless it names another."""
     numbered = [{"at": [number], **rule} for number, rule in enumerate(rules)]
     with launched(folder, changes={"faults": {"seed": 1, "rules": numbered}}) as running:
         yield running
 
 
 def truth_of(folder: Path, *rules: dict[str, Any], **fields: Any) -> list[list[int]]:
-    """Return the tokens of each write of a request for each rule; every body is still complete."""
+    """Send a complete request for each rule; return the number of tokens of each write."""
     with faulty(folder, *rules) as server:
         got = [server.stream(**fields) for _ in rules]
         wanted = texts(server.stream(**fields))
@@ -48,7 +46,7 @@ def test_split_fault_cuts_an_event_at_the_given_byte(tmp_path: Path) -> None:
     assert writes == [[0, 1, 0, 1, 0]] * 230
 
 
-def test_status_line_ending_and_prefix_hit_faults_reach_the_client(tmp_path: Path) -> None:
+def test_faults_in_line_ends_status_done_and_prefix_hits_reach_the_client(tmp_path: Path) -> None:
     rules = ("crlf", "http_429", "http_500", "no_done", "prefix_hit")
     with faulty(tmp_path, *({"kind": kind} for kind in rules)) as server:
         crlf = server.stream()

@@ -325,7 +325,7 @@ MODEL_LEN = 1024
 def passed_by(
     *, slots: int, every: int, decode: int | None, output: int, batch: int | None, blocks: int
 ) -> int:
-    """Return how many of an endless queue of short requests start before a long one ahead of them.
+    """Return how many short requests of an endless queue start before a long one at its head.
 
     Returns -1 if the long one has not started after 1,500 steps.
     """
@@ -394,7 +394,7 @@ def test_long_request_is_overtaken_a_bounded_number_of_times(
     spare=st.integers(0, 8),
 )
 @example(slots=48, every=8, decode=4, output=8, spare=0)
-def test_forced_round_without_free_blocks_stays_due(
+def test_fifo_round_without_free_blocks_stays_due(
     slots: int, every: int, decode: int, output: int, spare: int
 ) -> None:
     # The long one needs half the pool, and the short ones leave at different times.

@@ -61,7 +61,7 @@ def test_output_depends_on_the_prompt_only(server: Launched) -> None:
     assert whole["usage"]["completion_tokens"] == 8
 
 
-def test_text_prompt_equals_its_token_prompt(server: Launched) -> None:
+def test_text_prompt_gives_the_same_output_as_its_token_ids(server: Launched) -> None:
     hashed = zlib.crc32(b"hello") % 32000
     assert texts(server.stream(prompt="w5 hello w6")) == texts(server.stream(prompt=[5, hashed, 6]))
 
@@ -325,7 +325,7 @@ def test_connection_that_sends_too_much_input_is_closed(
 
 
 def test_pipelined_input_limit_excludes_answered_requests(fresh: Launched) -> None:
-    """Send requests that together exceed the limit on one connection, while none is waiting."""
+    """Send requests that together exceed the limit, each after the answer to the last one."""
     text = json.dumps({"prompt": "word " * 800_000}).encode()
     request = post(text)
     with socket.create_connection(("127.0.0.1", fresh.port), timeout=60) as connection:

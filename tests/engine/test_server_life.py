@@ -198,14 +198,14 @@ LIMIT = 2000  # bytes; a record of the step log has about 280
 
 
 def whole_lines(path: Path) -> list[object]:
-    """Return the records of a log; an error if its last line is torn."""
+    """Return the records of a log; fail if its last line is cut off."""
     data = path.read_bytes()
     assert data.endswith(b"\n")
     return [json.loads(line) for line in data.splitlines()]
 
 
 def limit_files(server: Launched, size: int) -> None:
-    """Limit writes to `size` bytes per file, as on a full disk, inside the block."""
+    """Limit each file of the server to `size` bytes, as on a full disk."""
     psutil.Process(server.process.pid).rlimit(resource.RLIMIT_FSIZE, (size, size))
 
 

@@ -48,7 +48,7 @@ def test_step_records_have_the_declared_fields(taxed: Launched) -> None:
     assert all(r["num_running"] == 1 and r["num_waiting"] == 0 for r in scheduler)
 
 
-def test_step_log_holds_the_injected_tax(taxed: Launched) -> None:
+def test_step_log_contains_the_injected_tax(taxed: Launched) -> None:
     launch = taxed.records("truth.jsonl")[0]
     tax = ConnectorTax(**launch["tax"])
     cached = 0
@@ -89,7 +89,7 @@ def test_step_starts_at_the_deadline_of_the_step_before(taxed: Launched) -> None
     assert [s["t_ns"] for s in steps[1:]] == [w[2] for w in writes[:-1]]
 
 
-def test_truth_log_holds_each_request(taxed: Launched) -> None:
+def test_truth_log_has_a_line_for_each_request(taxed: Launched) -> None:
     requests = taxed.records("truth.jsonl")[1:]
     assert len(requests) == 3
     for request in requests:

@@ -47,7 +47,7 @@ def _arguments() -> argparse.Namespace:
 
 
 async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
-    """Serve until SIGTERM or SIGINT (0), or until the engine dies (1)."""
+    """Serve until SIGTERM or SIGINT (return 0), or until the engine dies (return 1)."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 

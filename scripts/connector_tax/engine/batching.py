@@ -72,7 +72,7 @@ class TransformError(ServiceError):
 
 
 class BatchedService:
-    """A batcher of the elements given to `do_one`, for a `VectorTransformer` in its own process.
+    """A service that batches the elements given to `do_one` and processes them in a worker process.
 
     Args:
         max_batch_size: most elements in a batch, 1 to 10000.
@@ -141,7 +141,7 @@ class BatchedService:
         return batch
 
     async def postprocess(self, results: list[Any]) -> list[Any]:
-        """Return the final results for the worker's results: as many, in the same order."""
+        """Return one final result for each of the worker's results, in the same order."""
         return results
 
     # -- the batcher ----------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class BatchedService:
             raise TransformError(*answer[1:])
         results = await self.postprocess(answer[1])
         if len(results) != len(futures):
-            raise ServiceError(f"postprocess gave {len(results)} results for {len(futures)}")
+            raise ServiceError(f"postprocess: {len(results)} results for {len(futures)} elements")
         for future, result in zip(futures, results, strict=True):
             if not future.done():
                 future.set_result(result)

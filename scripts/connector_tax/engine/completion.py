@@ -85,7 +85,7 @@ class Answer:
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}"
 
     def usage(self, completion_tokens: int) -> dict[str, Any]:
-        """Return vLLM's usage object."""
+        """Return the token counts as vLLM's `usage` object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
@@ -204,7 +204,7 @@ class Completion:
         self._protocol.respond(status, body)
 
     def write(self, data: bytes, tokens: int, deadline_ns: int) -> None:
-        """Send bytes with `tokens` tokens, and record the time."""
+        """Send bytes that contain `tokens` tokens, and record the time of the write."""
         self._writes.append((self._protocol.write(data), tokens, deadline_ns))
 
     def close(self, outcome: str) -> None:
@@ -248,7 +248,7 @@ class Completion:
 
 
 class FaultyCompletion(Completion):
-    """A completion whose output passes a queue, in which its fault can delay, change or cut it."""
+    """A completion whose output passes through a queue, where a fault delays, alters or cuts it."""
 
     _fault: Rule
 
@@ -347,7 +347,7 @@ def _opening(answer: Answer) -> bytes:
 
 
 def _event_parts(answer: Answer) -> tuple[bytes, bytes, bytes]:
-    """Return an event's parts before the word, between word and finish reason, and after it."""
+    """Return an event in three parts, which the word and the finish reason separate."""
     head = b"data: %b" % _opening(answer)
     if answer.chat:
         before = b',"choices":[{"index":0,"delta":{"content":"'

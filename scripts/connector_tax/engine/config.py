@@ -35,7 +35,7 @@ class EngineFile(TypedDict):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The file's values for one configuration id of a launch; `tax` is None without a connector."""
+    """The values of an engine file for one configuration; `tax` is None without a connector."""
 
     configuration: str
     model: ModelOptions

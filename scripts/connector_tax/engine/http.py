@@ -179,7 +179,7 @@ class HttpProtocol(asyncio.Protocol):
         self.end()
 
     def begin_body(self, content_type: bytes) -> int:
-        """Send the head of a response with a body in pieces; return the time of the write (ns)."""
+        """Send a response's head, before a body in pieces; return the time of the write (ns)."""
         request = self._current
         assert request is not None
         if not request.chunked:

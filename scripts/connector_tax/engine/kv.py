@@ -27,7 +27,7 @@ def block_digests(prompt: bytes, token_bytes: int, block_size: int) -> list[byte
 
 @dataclass(slots=True)
 class Holding:
-    """The blocks of one sequence: cached ones by digest, and a count of uncached ones."""
+    """The blocks of one sequence: digests of cached blocks, and the number of uncached blocks."""
 
     shared: list[bytes] = field(default_factory=list)
     uncached: int = 0
@@ -64,7 +64,7 @@ class BlockPool:
         return 1.0 - self.available / self.total
 
     def match(self, digests: Seq[bytes], prompt_len: int) -> int:
-        """Return the number of cached blocks at the prompt's start, without its last token."""
+        """Return how many blocks at the prompt's start are cached, excluding its last token."""
         if not self._prefix_caching:
             return 0
         usable = (prompt_len - 1) // self.block_size

@@ -100,7 +100,7 @@ class RequestTruth(msgspec.Struct, tag="request", tag_field="record"):
 
 
 class LogError(Exception):
-    """A log could not be written; names the file and the cause."""
+    """A log could not be written; the text names the file and the cause."""
 
 
 class LineLog:

@@ -76,8 +76,8 @@ class Engine:
                 closing.callback(log.close)
         if self.overruns:
             _LOG.warning(
-                "the engine fell over %d ms behind its own schedule %d times: this machine was too "
-                "busy for the step times it emulates",
+                "the engine fell more than %d ms behind its own schedule %d times: this machine "
+                "was too busy for the step times it emulates",
                 _MAX_DEBT_NS // 1_000_000,
                 self.overruns,
             )

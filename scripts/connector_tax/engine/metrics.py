@@ -30,7 +30,7 @@ _REASONS = ("stop", "length", "abort", "error")
 
 
 class Histogram:
-    """Counts by upper bound, with a sum."""
+    """A histogram: counts of values by upper bound, and the sum of the values."""
 
     def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
         self._name = f"vllm:{name}"
@@ -154,7 +154,7 @@ class Metrics:
         return series
 
     def values(self, scheduler: Scheduler) -> dict[str, float]:
-        """Return gauges and counters as a scrape's record names them, labels sorted by name."""
+        """Return gauges and counters under the names of a scrape's record, with sorted labels."""
         return {
             f"{series.name}{{{_sorted(labels)}}}": float(value)
             for series in self._series(scheduler)
@@ -188,5 +188,5 @@ def _family(name: str, kind: str, text: str, lines: list[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _sorted(labels: str) -> str:
-    """Return labels, of which no value has a comma, sorted by name."""
+    """Return a label set sorted by name; none of its values may contain a comma."""
     return ",".join(sorted(labels.split(",")))

@@ -112,7 +112,7 @@ class Admission:
         return self._take_packed(waiting, max_reqs, budget)
 
     def withdraw(self) -> None:
-        """Take the last round out of the count, because all its requests were put back."""
+        """Do not count the last round, because all of its requests were put back."""
         self._round -= 1
 
     def _cost(self, request: Sequence) -> int:
@@ -316,8 +316,9 @@ class Scheduler:
         return chunk
 
     def _secure(self, sequence: Sequence, tokens: int, plan: StepPlan) -> bool:
-        """Return whether blocks for `tokens` tokens were allocated, preempting later arrivals if
-        needed.
+        """Allocate blocks for `tokens` tokens, if needed by preempting later arrivals.
+
+        Returns whether the blocks were allocated.
         """
         while not self.pool.grow(sequence.holding, tokens):
             victim = max([*self._prefilling, *self._decoding], key=lambda s: s.arrival)

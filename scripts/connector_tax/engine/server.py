@@ -56,7 +56,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Generation(msgspec.Struct):
-    """The fields shared by completions and chat; other fields have no effect."""
+    """The request fields shared by completions and chat; other fields have no effect."""
 
     model: str | None = None
     min_tokens: int | None = None

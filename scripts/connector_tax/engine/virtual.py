@@ -73,7 +73,7 @@ class VirtualEngine:
         return self.metrics.render(self.scheduler, self._options)
 
     def step(self) -> list[Sequence]:
-        """Run one step; return the requests that got a token, with its number in `sink`."""
+        """Run one step; return the requests that got a token; `sink` is the `seq` of `add`."""
         plan = self.scheduler.plan()
         cached, admitted = self.scheduler.pool.cached, len(plan.admitted)
         taxes_us = meta, finished, load_tax = taxes_of_step(self._tax, cached, admitted)
