@@ -332,7 +332,7 @@ def cdf_rows(design: Design) -> Iterator[dict[str, Any]]:
 
 
 def reference_rates(design: Design) -> dict[str, Any]:
-    """Return reference_rates.json."""
+    """Return the content of reference_rates.json."""
     criteria: dict[str, Any] = {}
     saturation: dict[str, float | None] = {}
     for config in (config for config in design.labels if config not in design.skipped):

@@ -60,7 +60,7 @@ def test_long_name_of_a_candidate_is_truncated() -> None:
     assert label_of(["serve"], ["serve", nested]) == f"{nested[:39]}…"
 
 
-def test_only_words_that_differ_in_place_are_marked() -> None:
+def test_words_are_marked_if_they_differ_at_the_same_place() -> None:
     marked = marked_words(["a", "--x", "1", "--y", "1"], ["a", "--x", "1", "--y", "2"])
     assert marked == [("a", False), ("--x", False), ("1", False), ("--y", False), ("1", True)]
 

@@ -114,7 +114,7 @@ def test_knee_is_the_lowest_saturated_rate_with_its_criteria(tables_of: TablesOf
     assert "knee, req/s: Mooncake + LMCache 8; others >8; 95\u00a0% intervals" in words
 
 
-def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tables_of: TablesOf) -> None:
+def test_tax_bars_show_both_references_with_intervals_band_and_gap(tables_of: TablesOf) -> None:
     study, figure = _drawn(tables_of, Design(void=VOID, skipped=SKIPPED), "fig4_tax_bars")
     gaps = {(row.config, row.metric): row for row in study.of(GAP)}
     for axes, metric in zip(figure.axes, ("ttft_p90", "tpot_p90"), strict=True):
@@ -227,7 +227,7 @@ def test_step_is_not_split_if_no_hook_is_called(tmp_path: Path) -> None:
     figure = draw(study, "fig7_decomposition").figure
     own = [item.id for item in study.connectors].index("lmcache_only")
     assert own not in {line for line, _ in _bars(figure.axes[0])}
-    assert f"no hook called, so not split: {study.label('lmcache_only')}" in _texts(figure)
+    assert f"not split, since no hook was called: {study.label('lmcache_only')}" in _texts(figure)
 
 
 def test_negative_parts_are_drawn_left_of_zero(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ OVERLOADED = {
     # Two metrics, at one rate or two; the stack's sum has a marked part.
     [("fig4_tax_bars", 4), ("fig5_shape_heatmap", 1), ("fig8_additivity", 4), ("fig9_forest", 2)],
 )
-def test_tax_with_survivorship_is_marked_in_figures(
+def test_tax_of_an_overloaded_cell_is_marked_in_figures(
     tables_of: TablesOf, name: str, count: int
 ) -> None:
     _, figure = _drawn(tables_of, Design(overloaded=OVERLOADED), name)
@@ -355,7 +355,7 @@ def test_resources_are_plotted_as_differences_with_their_noise(tables_of: Tables
     assert "missing" in texts
 
 
-def test_resources_without_records_are_stated_as_absent(tmp_path: Path) -> None:
+def test_resources_without_records_are_reported_as_absent(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s")
     path = study_file.parent / "analysis" / "effects.csv"
     missing = {

@@ -136,7 +136,7 @@ def test_footer_has_at_most_two_lines_above_the_engine(pictures: dict[str, Pictu
         assert len(notes) <= 2, (name, notes)
 
 
-def test_labels_of_shipped_configurations_are_drawn_whole() -> None:
+def test_labels_of_shipped_configurations_are_not_truncated() -> None:
     files = sorted((ROOT / "config").glob("*.yaml"))
     entries = [e for file in files for e in load_yaml(file).get("connectors") or ()]
     labels = {e["label"] for e in entries if isinstance(e, dict) and "label" in e} | {

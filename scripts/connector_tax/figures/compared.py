@@ -87,7 +87,7 @@ def _short(word: str) -> str:
 
 
 def commands(study: StudyTables) -> list[tuple[str, list[Word]]]:
-    """Return each server's label and the words of its command; empty without commands.
+    """Return each server's label and the words of its command; empty if none was recorded.
 
     A word of the baseline is marked if any candidate lacks it.
     """

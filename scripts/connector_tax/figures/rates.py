@@ -109,7 +109,7 @@ def curve(
 
 
 def within(taxes: pd.DataFrame) -> tuple[float, float]:
-    """Return the range of unmarked taxes with their intervals, or of all if every tax is marked."""
+    """Return the range of unmarked taxes and their intervals; of all taxes if all are marked."""
     clear = taxes[taxes["mark"] == ""]
     values = [0.0, *rows.numbers(taxes if clear.empty else clear)]
     return min(values), max(values)
@@ -118,7 +118,7 @@ def within(taxes: pd.DataFrame) -> tuple[float, float]:
 def tax_curve(
     axes: Axes, study: StudyTables, taxes: pd.DataFrame, mark: Mark, share: float
 ) -> None:
-    """Draw taxes over the rate: a triangle for a marked tax, an arrow for one beyond the axis."""
+    """Draw taxes over the rate: a triangle if a tax is marked, an arrow if it exceeds the axis."""
     low, high = axes.get_ylim()
     for row in records(curve(axes, study, taxes, rows.ENDS, mark, share)):
         if not low <= row["tax"] <= high:
@@ -168,7 +168,7 @@ def sample_text(study: StudyTables) -> str:
 
 
 def _knees(table: pd.DataFrame, study: StudyTables) -> str:
-    """Return each knee, for groups of configurations that agree."""
+    """Return the saturation rates as text, each with the configurations that share it."""
     by_knee: dict[str, list[str]] = {}
     for config, config_rows in table.groupby("config", sort=False):
         by_knee.setdefault(str(config_rows["knee_rps"].iloc[0]), []).append(str(config))
@@ -192,7 +192,7 @@ def _strokes(table: pd.DataFrame) -> list[Artist]:
 
 
 def latency_figure(study: StudyTables, metric: str) -> Figure:
-    """Draw a latency against the rate: above in ms, below as tax over plain."""
+    """Draw a latency against the rate, in ms in the upper panel, as a tax in the lower panel."""
     compared = rows.measured(study, "A").dropna(subset="rate_rps").query("metric == @metric")
     compared = compared[compared["config"].isin([item.id for item in study.compared])]
     table = cells(study, f"{metric}_ms")
@@ -275,7 +275,7 @@ def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
 
 
 def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
-    """Draw the fired criteria: a row per configuration, a column per rate, darker for more."""
+    """Draw a cell per configuration and rate, darker if more saturation criteria fired."""
     grid, order = grid_rates(study), [item.id for item in study.configurations]
     valid = table["status"] == "valid"
     fired = table["saturation_criteria"].map(lambda text: [c for c in text.split(";") if c])

@@ -70,7 +70,7 @@ def resources(study: StudyTables) -> Figure:
 
 
 def _differences(study: StudyTables) -> pd.DataFrame:
-    """Return the resources with a panel, as differences from plain, and the A/A row."""
+    """Return the resources that have a panel, as differences from plain, with the A/A row."""
     of = [row for row in study.of(RESOURCE) if row.metric in PANELS]
     named = {"metric": "resource", "base": "plain_mean"}
     table = frame(of, EffectRow).rename(columns=named)
@@ -80,7 +80,7 @@ def _differences(study: StudyTables) -> pd.DataFrame:
 
 
 def decimals(values: Sequence[float]) -> int:
-    """Return the decimals that show three digits of the largest value; none for whole numbers."""
+    """Return how many decimals show three digits of the largest value; 0 for whole numbers."""
     largest = max(map(abs, values), default=0.0)
     if not largest or all(value == round(value) for value in values):
         return 0
@@ -149,7 +149,7 @@ class Score:
 
     @property
     def words(self) -> tuple[str, str]:
-        """Return two lines, verdict and numbers; the sign begins the first line with text."""
+        """Return two lines, verdict and numbers; the sign precedes the first line that has text."""
         sign = SIGNS[self.kind]
         return (sign + self.verdict, self.size) if self.verdict else ("", sign + self.size)
 
@@ -187,7 +187,7 @@ def exposed_words(study: StudyTables) -> str:
 
 
 def requests_of_cells(study: StudyTables) -> str:
-    """Return the fewest requests of a cell behind the latencies over all rates; "" if none."""
+    """Return a note on the smallest cell behind the latencies over all rates; "" if unknown."""
     least = [row.n_cell for metric in judged_metrics(study.settings["statistics"])
              for row in study.at(ALL_RATES, metric).values() if row.n_cell]  # fmt: skip
     return f"at least {min(least):,} requests in a cell" if least else ""
@@ -226,7 +226,8 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
 def _kv_capacity(study: StudyTables, config: str) -> Score:
     """Return how many requests of `max_model_len` fit into the KV cache, and its blocks.
 
-    Only blocks if the engine has no longest request. Marked if the capacity is below plain's.
+    Returns only the blocks if the engine has no limit of a request's length. The text is marked if
+    the capacity is below plain's.
     """
     rows = {row.metric: row for row in study.of(RESOURCE)
             if row.config == config and row.own is not None}  # fmt: skip

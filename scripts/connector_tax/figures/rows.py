@@ -71,7 +71,7 @@ def numbers(table: pd.DataFrame, columns: Sequence[str] = ENDS) -> list[float]:
 
 
 def size_text(row: Mapping[Any, Any], columns: Sequence[str] = ENDS, factor: float = 100.0) -> str:
-    """Return a number with its interval; a tax in per cent."""
+    """Return text with a number, by default a tax in per cent, and its interval."""
     return size(*(None if row[name] is None else factor * row[name] for name in columns))
 
 
@@ -147,7 +147,7 @@ def _tick(value: float) -> str:
 def band(
     point: float | None, low: float | None, high: float | None
 ) -> tuple[float | None, float | None]:
-    """Return an A/A band: an interval or, without one, plus or minus the size of its point."""
+    """Return the ends of an A/A band: its interval, or -|point| and |point| without interval."""
     if point is None or (low is not None and high is not None):
         return low, high
     return -abs(point), abs(point)
@@ -225,9 +225,9 @@ def value(
     axes: Axes, y: float, row: Mapping[Any, Any], columns: Sequence[str] = ENDS,
     mark: Mark | None = None, height: float = 0.8,
 ) -> bool:  # fmt: skip
-    """Draw a row's interval, its point if a mark is given, and a triangle if it is overloaded.
+    """Draw a row's interval, its point if `mark` is given, and a triangle if its tax is marked.
 
-    Without a number draw hatching and the reason. Returns whether there is a number.
+    If there is no number, draw hatching and the reason. Returns whether there is a number.
     """
     number, low, high = (row[name] for name in columns)
     if number is None:
@@ -247,7 +247,7 @@ def value(
 
 
 def beside(axes: Axes, y: float, text: str, bold: bool = False) -> None:
-    """Write text right of the axes in a row."""
+    """Write text beside a row, to the right of the axes."""
     axes.annotate(
         text, (1, y), xycoords=axes.get_yaxis_transform(), xytext=(4, 0),
         textcoords="offset points", va="center_baseline", annotation_clip=False,

@@ -69,7 +69,7 @@ def _curves(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) 
 
 
 def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) -> None:
-    """Write names and lines, plain's median and the step taxes under a plot."""
+    """Write a table under a plot: each line's name, plain's median and the step taxes."""
     taxes = study.at("ref_safe", TAXES[measure], STEP)
     middle = points[(points["config"] == study.baseline) & (points["cdf"] == 0.5)]
     medians = rows.numbers(middle, [measure])
@@ -131,7 +131,7 @@ def decomposition(study: StudyTables) -> Figure:
     bare = valid.set_index("config")[[*PARTS]].isna().all(axis=1).groupby(level=0).all()
     whole = "; ".join(item.label for item in study.connectors if bare.get(item.id, False))
     if whole:
-        notes.append(f"no hook called, so not split: {whole}")
+        notes.append(f"not split, since no hook was called: {whole}")
     if not split:
         notes.append("not split into framework and implementation: no step of the no-op")
     labels = [item.label for item in study.connectors]
@@ -201,7 +201,7 @@ def _split(
 
 
 def _stack(axes: Axes, y: float, row: dict[str, Any]) -> None:
-    """Draw the parts end to end: positive ones to the right of zero, negative ones to the left."""
+    """Draw the parts end to end: to the right of zero if positive, to the left if negative."""
     ends = {1: 0.0, -1: 0.0}
     for part, (_, look) in PARTS.items():
         if us := row[part]:
@@ -229,11 +229,11 @@ BY_ASYNC_SCHEDULING = {
         " includes the GPU's time."
     ),
 }
-UNKNOWN = "Whether the GPU hides it is unknown: no launch recorded how steps were scheduled."
+UNKNOWN = "The GPU may hide this time or not: no launch recorded how steps were scheduled."
 
 
 def hidden(study: StudyTables) -> str:
-    """Return sentences on whether a request waits for the host's spans; for vLLM only."""
+    """Return sentences on whether requests wait for the host's work; "" for other engines."""
     device = study.settings["engine"].get("device")
     if device is None:
         return ""
@@ -251,7 +251,7 @@ def hidden(study: StudyTables) -> str:
 
 
 def placed(study: StudyTables) -> str:
-    """Return sentences on the position of the worker's spans in a step; for vLLM only."""
+    """Return sentences on when in a step the worker's hooks run; "" for other engines."""
     device = study.settings["engine"].get("device")
     if device is None:
         return ""

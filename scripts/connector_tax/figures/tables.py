@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of the study, or plain's launch that is compared with its others."""
+    """A configuration of the study, or the launch of plain that is compared with the others."""
 
     id: str
     label: str
@@ -164,7 +164,7 @@ class StudyTables:
         return re.sub(r"\bplain\b", lambda _: labels[self.baseline], words)
 
     def label(self, config: str) -> str:
-        """Return the label of a configuration or of the A/A launch; else the name itself."""
+        """Return the label of a configuration or the A/A launch; return another name unchanged."""
         return next((item.label for item in self.launched if item.id == config), config)
 
     def labelled(self, words: str) -> str:
