@@ -9,7 +9,7 @@ import pytest
 
 
 def make_certificate(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
-    """Return certificate and key, as PEM files; skips the test where there is no openssl."""
+    """Return a certificate and its key as PEM files; skip the test if openssl is missing."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
     certificate, key = folder / "certificate.pem", folder / "key.pem"

@@ -51,7 +51,7 @@ def token(text: str = " tok", finish: str | None = None) -> str:
 
 
 def usage(prompt: int = 4, completion: int = 3) -> str:
-    """Return the usage chunk."""
+    """Return the chunk with the token counts, `usage`."""
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": 7}
     return json.dumps({"id": "cmpl-1", "choices": [], "usage": counts}, separators=(",", ":"))
 

@@ -30,7 +30,7 @@ def command(
 ) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Return the exit status, the summary and the records of a run against the server on `port`.
 
-    `more`: options with spaces, word by word.
+    `more`: further words of the command line, which may contain spaces.
     """
     summary, output = folder / "summary.json", folder / "out.jsonl"
     where = ("--url", f"http://127.0.0.1:{port}", "--no-affinity")
@@ -61,7 +61,7 @@ def rule(**changes: Any) -> CellRule:
 
 
 def planned(script: str) -> PlannedRequest:
-    """Return a request for the answer `script`; a good one has 4 prompt and 3 output tokens."""
+    """Return a request for the answer `script`; a good answer has 4 prompt, 3 output tokens."""
     body = json.dumps({"script": script}).encode()
     return PlannedRequest(script, body, prompt_tokens=4, completion_tokens=3)
 
@@ -97,7 +97,7 @@ def play(
     service_s: Callable[[RequestRecord], float],
     precision: PrecisionRule | None = None,
 ) -> Plan:
-    """Run a plan on a virtual clock to its end, with a look at its precision every 250 ms.
+    """Run a plan on a virtual clock to its end, with a check of its precision every 250 ms.
 
     `service_s` returns the duration of a request from its record, and may change the outcome.
     """

@@ -38,17 +38,13 @@ def machine(
 
 
 def two_sockets_smt(cores_per_socket: int = 8) -> dict[str, str]:
-    """Return two sockets, SMT on, numbered as Intel servers are: siblings half the machine
-    apart.
-    """
+    """Return two sockets with SMT, numbered as in Intel servers: siblings are i and i + n/2."""
     total = 2 * cores_per_socket
     return machine([(i // cores_per_socket, (i, i + total)) for i in range(total)])
 
 
 def hybrid() -> dict[str, str]:
-    """Return a desktop of 4 performance cores with SMT and 4 efficiency cores without, ranked by
-    CPPC.
-    """
+    """Return a desktop of 4 SMT performance cores and 4 efficiency cores, ranked by CPPC."""
     cores = [(0, (2 * i, 2 * i + 1)) for i in range(4)] + [(0, (8 + i,)) for i in range(4)]
     ranks = {cpu: (66 if cpu < 8 else 42) for cpu in range(12)}
     ranks[4] = ranks[5] = 70  # the favoured core

@@ -85,7 +85,7 @@ def test_plan_uses_only_allowed_cpus(tmp_path: Path) -> None:
     assert [core.cpus for core in topology.cores] == [(1, 5), (2,)]
 
 
-def test_the_server_gets_the_node_of_its_gpu_and_the_client_another(tmp_path: Path) -> None:
+def test_server_gets_the_numa_node_of_its_gpu_and_client_another_node(tmp_path: Path) -> None:
     topology = read(two_sockets_smt(4), tmp_path)
     nodes = {cpu: core.node for core in topology.cores for cpu in core.cpus}
     for node in (0, 1):

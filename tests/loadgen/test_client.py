@@ -154,7 +154,7 @@ def test_first_answer_token_and_first_reasoning_token_are_separate(tmp_path: Pat
     assert latency["ITL"]["p50_interval"] is None  # the gaps of a stream are not independent
 
 
-def test_summary_holds_the_command_without_secrets_and_the_results(
+def test_summary_contains_the_results_and_the_command_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TEST_KEY", "very-secret")
@@ -230,7 +230,7 @@ FEW = LoadGeneratorOptions(connections_per_worker=4, strict=True)
 
 @pytest.mark.parametrize("first", ["::1", "127.0.0.9"])
 def test_every_address_of_a_name_is_tried(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resolve a name to a dead address before the one that serves."""
+    """Resolve a name to two addresses, of which only the second has a server."""
     resolve = socket.getaddrinfo
 
     def both(_host: str, port: int, **options: Any) -> list[Any]:

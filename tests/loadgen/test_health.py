@@ -129,8 +129,8 @@ def judge_closed_loop(entries: list[RequestRecord], sessions: int, target: int) 
 
 def test_concurrency_check_fails_below_the_requested_number_of_sessions() -> None:
     def one_by_one(at_once: int) -> list[RequestRecord]:
-        """Return sessions of 40 ms, `at_once` of them at a time, each sent 0.1 ms after its place
-        came.
+        """Return sessions of 40 ms, `at_once` of them at a time, each sent 0.1 ms after a place
+        became free.
         """
         begins = [41 * MS * (k // at_once) for k in range(20)]
         return [
@@ -218,7 +218,7 @@ def test_a_window_ends_between_floor_and_cap_with_enough_successes_or_at_the_cap
     assert judged(WHOLE, window=cut) == ["window_s"]
 
 
-def test_prefix_hits_void_a_cell_beyond_what_its_traffic_repeats() -> None:
+def test_more_prefix_hits_than_repeated_tokens_void_a_cell() -> None:
     assert judged(WHOLE, hits=1) == ["prefix_cache_hits"]
     trace = {"kind": "trace", "longest": [1, 3], "most_hits": 4}
     assert judged(WHOLE, hits=4, traffic=trace) == []

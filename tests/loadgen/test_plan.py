@@ -244,7 +244,7 @@ def test_offsets_that_do_not_fit_requests_or_window_are_refused(
         open_loop(np.array(offsets, np.int64), [REQUEST] * count, rule())
 
 
-def test_too_few_requests_for_the_offsets_raise_when_the_first_missing_one_is_built() -> None:
+def test_error_for_too_few_requests_is_raised_when_the_first_missing_request_is_built() -> None:
     load = open_loop(np.arange(10) * 100_000_000, [REQUEST] * 2, rule())
     assert [load.build(k, 0, ()) for k in range(2)] == [REQUEST] * 2
     with pytest.raises(ValueError, match="10 offsets for 2 requests"):

@@ -76,7 +76,7 @@ def answers(
     return summary, dict(zip(scripts, sorted(records, key=lambda r: r["seq"]), strict=True))
 
 
-def test_finish_reason_outside_closed_list_fails_the_request(
+def test_finish_reason_that_is_not_accepted_fails_the_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripts: dict[str, list[Step]] = {"good": [GOOD]}
@@ -281,7 +281,7 @@ def test_closed_loop_throughput_counts_requests_sent_in_warm_up(tmp_path: Path) 
     assert summary["requests_per_s"] * summary["window_s"] == pytest.approx(8)
 
 
-def test_run_of_requests_ends_with_its_last_answer(tmp_path: Path) -> None:
+def test_run_with_a_fixed_number_of_requests_ends_with_the_last_answer(tmp_path: Path) -> None:
     with serve(Pause(0.05), GOOD) as server:
         _, summary, records = command(server.port, tmp_path, "--concurrency 2 --requests 8")
     last_ns = max(r["t_done_ns"] for r in records)
@@ -448,7 +448,7 @@ LOOSE: dict[str, tuple[list[Step], str | None]] = {
 }
 
 
-def test_streams_that_end_by_loose_rules_are_successes(tmp_path: Path) -> None:
+def test_streams_with_a_tolerated_ending_are_successes(tmp_path: Path) -> None:
     summary, records = answers(tmp_path, {name: script for name, (script, _) in LOOSE.items()})
     assert summary["ok"] == len(LOOSE), summary["failed"]
     assert {name: record["tolerated"] for name, record in records.items()} == {

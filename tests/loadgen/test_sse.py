@@ -52,7 +52,7 @@ def test_token_counts_are_independent_of_chunks_and_line_ends(
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=20), st.lists(st.integers(0, 9999)))
 def test_text_is_collected_exactly_and_counts_agree(texts: list[str], points: list[int]) -> None:
-    """Include text that looks like a field of the protocol."""
+    """Check texts of which some look like a field of the protocol."""
     stream = b"".join([*(event(token(text)) for text in texts), event("[DONE]")])
     collecting = StreamAccumulator(chat=False, capture="text")
     counting = StreamAccumulator(chat=False, capture="counts")

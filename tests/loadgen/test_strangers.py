@@ -76,7 +76,7 @@ def listening(serve_one: Callable[[socket.socket], None], threads: int) -> Itera
 
 
 def answer(connection: socket.socket, times: int | None = None) -> None:
-    """Answer `times` requests, or all until the client disconnects."""
+    """Answer `times` requests, or every request until the client disconnects."""
     with connection, connection.makefile("rb") as stream:
         while times is None or times > 0:
             length = 0
@@ -412,7 +412,7 @@ def test_files_are_complete_with_unbuffered_standard_output(
 # ---- the command people expect
 
 
-def test_requests_are_all_sent_and_end_the_run(tmp_path: Path) -> None:
+def test_run_ends_when_all_requests_have_been_sent(tmp_path: Path) -> None:
     with serve(GOOD) as server:
         for load in ("--rate 200", "--concurrency 3", "--rate inf"):
             _, summary, records = command(server.port, tmp_path, f"{load} --requests 70")
@@ -454,7 +454,7 @@ def test_word_prompts_are_distinct_and_goodput_is_reported(tmp_path: Path) -> No
     assert all_good["requests_per_s"] > 0
 
 
-def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) -> None:
+def test_run_ends_when_it_is_precise_or_the_server_is_overloaded(tmp_path: Path) -> None:
     with serve(GOOD[:-200], Pause(0.005), GOOD[-200:]) as server:
         load = "--rate 300 --duration 30"
         # Any sample of a hundred has intervals as narrow as this.
@@ -480,8 +480,9 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
 def test_retry_after_of_a_busy_server_is_respected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run six places for 1.5 s: one pauses long, the others pause a second, as Retry-After says or
-    not.
+    """Run six places for 1.5 s: one pauses for long, the others for 1 s.
+
+    The pause follows Retry-After, or the default.
     """
     date = formatdate(time.time() + 1000, usegmt=True).encode()
     answers = [
@@ -528,7 +529,7 @@ def test_user_agent_is_sent_and_the_ready_check_names_the_key_or_the_path(
     assert "if it is a base, append /v1" in capsys.readouterr().err
 
 
-def test_exhausted_ports_and_files_name_the_limit_and_the_remedy() -> None:
+def test_error_for_exhausted_ports_or_files_names_limit_and_remedy() -> None:
     ports = pool.connect_text(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"))
     assert "net.ipv4.ip_local_port_range is" in ports
     assert "widen it, or lower the load" in ports
@@ -536,7 +537,7 @@ def test_exhausted_ports_and_files_name_the_limit_and_the_remedy() -> None:
     assert "ulimit -n" in files
 
 
-def test_note_names_the_address_used_of_several(
+def test_note_names_which_of_several_addresses_was_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Resolve a name to two addresses, of which only the second listens."""

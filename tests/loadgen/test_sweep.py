@@ -157,7 +157,7 @@ def test_command_is_shown_quoted_for_a_shell() -> None:
     )
 
 
-def test_records_hold_latencies_and_stamps(tmp_path: Path) -> None:
+def test_records_contain_latencies_and_stamps(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     with serve(*ANSWER, b"0\r\n\r\n") as server:
         url = f"http://127.0.0.1:{server.port}"

@@ -42,7 +42,7 @@ def simulate(
     failing: set[tuple[int, int]],
     lead_ns: int,
 ) -> Log:
-    """Run to the end: each request takes its service time, or until it is cancelled."""
+    """Run the traffic to its end: each request takes its service time, or until it is cancelled."""
     log = Log()
     now = 0
     running: list[tuple[int, int, int]] = []
@@ -227,7 +227,7 @@ def test_ready_queue_keeps_the_order_of_equal_due_times() -> None:
     ]
 
 
-def test_history_of_several_parents_holds_each_turn_once() -> None:
+def test_history_of_several_parents_contains_each_turn_once() -> None:
     nodes = (
         Node("root", "r", 1),
         Node("left", "l", 1, 0.0, (Parent("root"),)),
@@ -261,7 +261,7 @@ def test_fixed_arrivals_lie_on_an_absolute_grid() -> None:
     assert np.abs(offsets - np.arange(3000) / 3.0 * 1e9).max() <= 0.5
 
 
-def test_jittered_arrivals_have_one_in_each_interval() -> None:
+def test_jittered_process_has_one_arrival_in_each_interval() -> None:
     offsets = make_offsets("jittered", 4.0, 10_000.0, "7/j") / 1e9 * 4
     assert (offsets.astype(int) == np.arange(40_000)).all()
     assert stats.kstest(offsets % 1, stats.uniform.cdf).pvalue > 0.001

@@ -70,7 +70,7 @@ def send_over(
     context.destroy()
 
 
-def test_bad_messages_are_counted_and_the_good_ones_get_through(
+def test_bad_messages_are_counted_and_good_messages_arrive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main(sender: Sender, receive: Callable[[], Received]) -> None:
@@ -238,7 +238,7 @@ def test_new_limit_counts_requests_still_in_flight() -> None:
     assert [inflight.enter(0) for _ in range(2)] == [True, False]
 
 
-def test_loop_lag_lasts_as_long_as_the_loop_was_blocked() -> None:
+def test_loop_lag_equals_the_time_that_the_loop_was_blocked() -> None:
     async def main() -> None:
         begin = time.monotonic()
         probe = LoopProbe(asyncio.get_running_loop())

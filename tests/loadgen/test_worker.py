@@ -35,7 +35,7 @@ from connector_tax.loadgen.worker import Worker
 
 @contextlib.contextmanager
 def working(folder: Path, port: int, connections: int, begin: Begin) -> Iterator[Worker]:
-    """Yield a worker in this process's loop."""
+    """Yield a worker that runs in this process's event loop."""
     descriptor = shared_memory(1)
     inflight = InFlight(descriptor, 1)
     inflight.limit(0)
@@ -104,7 +104,7 @@ class Ready:
         self._peer.close()
 
 
-def test_sends_precede_first_tokens_and_those_precede_later_reads() -> None:
+def test_sends_precede_first_tokens_which_precede_later_reads() -> None:
     served: list[int] = []
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         poller = Poller(loop)

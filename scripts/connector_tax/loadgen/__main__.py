@@ -70,9 +70,7 @@ class _Signals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle the three signals inside the block, except those that this process inherited as
-        ignored.
-        """
+        """Handle the three signals in the `with` body, except those that were ignored before."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.getsignal(number) for number in numbers}
         for number, handler in before.items():

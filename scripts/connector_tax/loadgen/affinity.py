@@ -90,7 +90,7 @@ def plan_affinity(
     if topology.quota_cpus is not None and topology.quota_cpus < len(everything):
         warnings.append(
             f"the cgroup grants {topology.quota_cpus:g} CPUs of time on {len(everything)} CPUs; "
-            "throttling would distort timings, so only that many cores are planned with"
+            "throttling would distort timings, so the plan uses only that many cores"
         )
         cores = cores[: max(1, math.floor(topology.quota_cpus))]
     if not enable_cpu_affinity or len(cores) == 1:

@@ -231,7 +231,7 @@ class HeldRequest:
             self._spoken_ns = self.record.t_last_token_ns
 
     def _named(self, failure: RequestFailed) -> RequestFailed:
-        """Return the failure, or `not_a_stream` with the answer's opening where no token came."""
+        """Return the failure; if no token came, quote the answer or name it `not_a_stream`."""
         kind = self._header(b"content-type", "none")
         encoded = self._encoding != "identity"
         accumulator = self._accumulator
@@ -259,9 +259,7 @@ class HeldRequest:
         self.fail(RequestFailed("http_status", self._error_text(cut)))
 
     def _error_text(self, cut: str) -> str:
-        """Return an error for a status other than 200: status, redirect, opening of the body, and
-        `cut`.
-        """
+        """Return an error for a status other than 200: status, redirect, body excerpt and `cut`."""
         where = ""
         if 300 <= self._status < 400:
             location = self._header(b"location", "")
@@ -303,7 +301,7 @@ class HeldRequest:
         self._count(accumulator.usage, accumulator.tokens)
 
     def _add_silent(self, accumulator: StreamAccumulator) -> None:
-        """Count the silent events as tokens, in the record's stamps and reads."""
+        """Count events without text as tokens (see `StreamAccumulator`) in the record."""
         record, silent = self.record, self._silent
         accumulator.add_silent()
         first_ns, tokens = silent[0]
@@ -319,7 +317,7 @@ class HeldRequest:
         self._add_to_reads(pairs)
 
     def _drop_mute(self, accumulator: StreamAccumulator) -> None:
-        """Remove the mute events from the record's stamps and reads."""
+        """Remove events that brought no token (see `StreamAccumulator`) from the record."""
         record, mute = self.record, dict(self._mute)
         accumulator.drop_mute()
         if record.first_read_tokens is not None and record.t_first_token_ns is not None:

@@ -361,7 +361,7 @@ class Dispatcher:
             worker.sender.send(frame)
 
     def _ask(self, message: Begin | End) -> "dict[WorkerProcess, asyncio.Future[Any]]":
-        """Send a message to every living worker; return futures of replies (None: it died)."""
+        """Send a message to each living worker; return futures of replies (None if it dies)."""
         pending: dict[WorkerProcess, asyncio.Future[Any]] = {}
         for worker in self._living:
             worker.answer = pending[worker] = self._loop.create_future()
@@ -421,7 +421,7 @@ class Dispatcher:
 def _parts(
     batch: list[tuple[RequestRecord, bytes]],
 ) -> Iterator[list[tuple[RequestRecord, bytes]]]:
-    """Yield the batch in parts with bodies of PART_BYTES in all, or a single larger one."""
+    """Split a batch into parts of at most PART_BYTES of bodies; a larger body is a part alone."""
     part: list[tuple[RequestRecord, bytes]] = []
     size = 0
     for request in batch:

@@ -51,7 +51,7 @@ BODY_NS = 2_000_000
 PROGRESS_S = 0.25
 START_DELAY_NS = 20_000_000
 RECORDS_AT_ONCE = 10
-"""Records handed to `on_record` before the other threads get their turn."""
+"""Number of records handed to `on_record` before other threads may run."""
 # Open files of a worker besides its connections: pipes, ipc sockets, timers, libraries.
 OTHER_FILES = 64
 
@@ -84,18 +84,18 @@ class IssuingThread:
         return True
 
     def put(self, result: FromRun) -> None:
-        """Deliver a result (event-loop thread)."""
+        """Deliver a result; called from the event-loop thread."""
         self._results.append(result)
         if self._plan.wakes_on_result:
             self._wake.set()
 
     def stop(self) -> None:
-        """Send nothing more, drain, and end (any thread)."""
+        """Send nothing more, drain, and end; may be called from any thread."""
         self._stop = True
         self._wake.set()
 
     def interrupt(self) -> None:
-        """Stop, and cancel what is outstanding (any thread)."""
+        """Stop, and cancel the outstanding requests; may be called from any thread."""
         self.interrupted = True
         self.stop()
 
@@ -365,7 +365,7 @@ class LoadGenerator:
         return result
 
     def interrupt(self) -> bool:
-        """End a run as Ctrl-C does, from a signal handler; return False if none runs."""
+        """End a run as Ctrl-C does, from a signal handler; return False if there is no run."""
         if self._issuer is None:
             return False
         self._issuer.interrupt()

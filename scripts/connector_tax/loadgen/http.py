@@ -45,8 +45,8 @@ class Poller:
     it.
     """
     LEAST = 12
-    """Sockets served in a turn whatever else is due: more than a turn can send, or answers would
-    pile up.
+    """Sockets that a turn always serves, even if a send is due. A turn can send fewer requests than
+    that; otherwise answers would pile up.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -204,9 +204,10 @@ def hold_kernel_stamps() -> socket.socket | None:
 
 @dataclass(slots=True)
 class StampCounts:
-    """Counts of a pool's reads.
+    """Counts of the reads of a connection pool.
 
-    `unstamped` had no kernel stamp; `clock_gaps` read the clocks again, as they lay too far apart.
+    `unstamped`: reads without a kernel stamp. `clock_gaps`: reads that repeated the reading of the
+    clocks, because the two readings lay too far apart.
     """
 
     reads: int = 0
@@ -244,7 +245,7 @@ class TlsSession:
         return self._outgoing.read()
 
     def decrypt(self, data: bytes | memoryview) -> bytes:
-        """Decrypt `data`; return the plain bytes that it completes, none for records of TLS itself.
+        """Decrypt `data`; return the plaintext that is now complete (empty for TLS's own records).
 
         Raises:
             ssl.SSLError: `data` is damaged or is not TLS.
@@ -318,7 +319,7 @@ class Reader(Protocol):
     """
 
     def on_head(self, status: int, stamp: int) -> None:
-        """Handle a complete head."""
+        """Handle the complete head of a response."""
 
     def on_body(self, chunk: bytes, stamp: int) -> None:
         """Handle the part of the body that came with one read."""

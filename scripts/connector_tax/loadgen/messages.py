@@ -79,8 +79,8 @@ PAUSE_NS = 1_000_000_000
 """Pause of a closed loop's place after a failed connection, so that a dead server is not flooded.
 """
 TOO_MANY = 429
-"""After this status, those from 500 on and any with Retry-After, the place pauses for the time in
-Retry-After, or PAUSE_NS.
+"""After this status, a status of 500 or more, or an error with Retry-After, the place pauses for
+the time in Retry-After, or for PAUSE_NS.
 """
 PAUSE_LIMITS_NS = (100_000_000, 86_400_000_000_000)
 """Limits of the pause that Retry-After can request."""
@@ -267,7 +267,7 @@ class WorkerSettings(msgspec.Struct):
 
 
 class Begin(msgspec.Struct, array_like=True, tag=2):
-    """Start of a run: open `connections` of the pool, reset the counters, reply `Begun`.
+    """A message that starts a run: open `connections`, reset the counters, and reply `Begun`.
 
     `prompt`: send each result at once, since the plan waits for it; otherwise results may be
     batched for a few milliseconds. `closed`: a closed loop of single requests, where requests
@@ -291,21 +291,21 @@ class Requests(msgspec.Struct, array_like=True, tag=1):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=3):
-    """Request to end this worker's requests in `seqs`, or all if None, with failure `kind`."""
+    """A message that ends the worker's requests in `seqs` (None: all) with the failure `kind`."""
 
     kind: str
     seqs: list[int] | None
 
 
 class End(msgspec.Struct, array_like=True, tag=4):
-    """End of the run: reply `Health`."""
+    """A message that ends a run: the worker replies `Health`."""
 
 
 class Window(msgspec.Struct, array_like=True, tag=5):
-    """End of a closed loop's measured window, at `stop_ns`.
+    """A message that a closed loop's measured window ends at `stop_ns`.
 
-    With `goes_on`, reply `Unanswered` then. Otherwise start nothing from then on, and return the
-    waiting requests as `run_ended`.
+    With `goes_on`, the worker replies `Unanswered` then. Otherwise it starts nothing from then on,
+    and returns the waiting requests as `run_ended`.
     """
 
     stop_ns: int
@@ -330,7 +330,7 @@ class Begun(msgspec.Struct, array_like=True, tag=2):
 
 
 class Health(msgspec.Struct, array_like=True, tag=4):
-    """A worker's report on its own run."""
+    """A worker's report at the end of a run: its health values."""
 
     worker: int
     values: dict[str, float]

@@ -35,7 +35,7 @@ from connector_tax.loadgen.traffic import Load, Ready
 from connector_tax.ranks import order_statistic_ranks, percentile_of
 
 LEAD_NS = 20_000_000
-"""A request is sent to its worker this long before it is due."""
+"""Time in ns between handing a request to its worker and its due time."""
 POLL_NS = 10_000_000
 CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "overloaded", "errors"]
 """The reasons why traffic ended, in order: every measured request has its result; the drain time
@@ -46,7 +46,9 @@ was over; all sessions ended before that; the run was interrupted; the rule has 
 
 @dataclass(frozen=True, slots=True)
 class CellRule:
-    """The length of a cell. Requests due in the first `warmup_s` are not measured.
+    """The rule for the length of a cell: warm-up, measured window, cool-down and drain.
+
+    Requests due in the first `warmup_s` are not measured.
 
     Measuring ends at the first moment from warmup_s + floor_s on at which `min_completed` measured
     requests have succeeded and the percentiles are precise enough for the PrecisionRule, if any. It
@@ -116,7 +118,7 @@ def relative_half_width(ordered: Sequence[float]) -> float:
 
 
 class PrecisionRule:
-    """A rule that one cell has measured enough once the intervals of TTFT and TPOT p90 are narrow.
+    """A rule that ends one cell once the intervals of the TTFT and TPOT p90 are narrow enough.
 
     `target` is the relative half-width required of both; `seen` holds the number of successes at
     the last check, and the larger of the two half-widths.
@@ -130,10 +132,10 @@ class PrecisionRule:
         self.seen = (0, math.inf)
 
     def add(self, record: RequestRecord) -> None:
-        """Add a success (issuing thread, which only appends). The TPOT of a single token counts as
-        0.
+        """Add a success; called from the issuing thread, which only appends.
 
-        A success without tokens has no latencies and is ignored.
+        The TPOT of a single token counts as 0. A success without tokens has no latencies and is
+        ignored.
         """
         first_ns, last_ns = record.t_first_token_ns, record.t_last_token_ns
         if first_ns is None or last_ns is None:
@@ -142,7 +144,7 @@ class PrecisionRule:
         self._fresh.append((first_ns - record.t_intended_ns, (last_ns - first_ns) / gaps))
 
     def look(self) -> None:
-        """Update `seen`; call it from one thread only, which need not be the issuing one."""
+        """Update `seen`; call it from one thread only, the issuing thread or another."""
         for _ in range(len(self._fresh)):
             ttft_ns, tpot_ns = self._fresh.popleft()
             self._ttft_ns.append(ttft_ns)
@@ -278,11 +280,11 @@ class Plan:
     # ---- called by the issuing thread
 
     def prepare(self) -> bool:
-        """Make one body ahead; return False if there is none to make now."""
+        """Make one request body ahead of time; return False if no body can be made now."""
         return self._ahead.make_one()
 
     def step(self, now_ns: int, horizon_ns: int) -> tuple[list[Item], int | None]:
-        """Return the items due before `horizon_ns`, and when to call again; None: all is sent."""
+        """Return the items due before `horizon_ns`, and the next call's time (None: all sent)."""
         if self.stop_ns is None:
             self._look_for_end(now_ns, horizon_ns)
         items: list[Item] = [*self.take_cancels()]
@@ -378,7 +380,7 @@ class Plan:
     # ---- inside
 
     def _issue(self, now_ns: int, until_ns: int) -> list[Item]:
-        """Hand out what is due at or before `until_ns`."""
+        """Hand out the requests that are due at or before `until_ns`."""
         items: list[Item] = []
         for ready in self._scheduler.pop_ready(now_ns, until_ns):
             seq = len(self._records)
@@ -484,7 +486,7 @@ class Plan:
 
     @property
     def handed_out(self) -> int:
-        """Return the number of requests handed to workers, including unsent ones that came back."""
+        """Return the number of requests handed to workers, also those that came back unsent."""
         return len(self._records)
 
     @property
@@ -493,10 +495,10 @@ class Plan:
         return self._digest.hexdigest()
 
     def requests(self) -> list[RequestRecord]:
-        """Return a record of each request handed out, in that order, then the unsent ones of their
-        sessions.
+        """Return records of the requests handed out, in order, then of unsent requests.
 
-        A request is unsent when its session failed before, or when the run ended.
+        An unsent request belongs to the session of a request handed out; the session failed before,
+        or the run ended.
         """
         assert self.stop_ns is not None
         made = [record for record in self._records if record is not None]

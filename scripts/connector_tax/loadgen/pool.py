@@ -60,7 +60,7 @@ def connect_text(error: OSError) -> str:
 
 
 class Pool:
-    """At most `limit` connections to one address; the most recently used idle one is taken first.
+    """A pool of at most `limit` connections to one address; idle connections form a stack.
 
     Last in, first out keeps the working set warm. Waiters are served first in, first out. At most
     CONNECTING handshakes run at once, so that a burst does not overflow the server's accept queue.
@@ -125,7 +125,7 @@ class Pool:
         return (idle_ns > MAX_IDLE_NS and not trusted) or connection.is_stale()
 
     async def acquire(self) -> Connection:
-        """Return a connection; suspends only if none is idle.
+        """Return a connection; wait only if no connection is idle.
 
         Raises:
             RequestFailed: `connect_refused` or `connect_failed`.

@@ -3,7 +3,7 @@
     {"prompt": "Write a haiku about TCP.", "max_tokens": 40}
     {"messages": [{"role": "user", "content": "And one about UDP."}]}
 
-`prompt` is text or a list of token ids; `messages` go to a chat endpoint as they stand. A line may
+`prompt` is text or a list of token ids; `messages` go to a chat endpoint unchanged. A line may
 leave `max_tokens` out.
 """
 

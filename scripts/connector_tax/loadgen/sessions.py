@@ -119,7 +119,7 @@ def read_sessions(path: Path) -> list[Session]:
 
 
 def needed_capture(sessions: "Sessions") -> Capture:
-    """Return the part of the answers to keep so that children can inherit it.
+    """Return which part of an answer must be kept for the children that inherit it.
 
     Raises:
         ValueError: some sessions inherit text and others token ids.
@@ -141,7 +141,7 @@ def needed_capture(sessions: "Sessions") -> Capture:
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """`count` sessions `r0`, `r1`, ... of one request each.
+    """Sessions of one request each: `count` of them, named `r0`, `r1` and so on.
 
     `lengths`: the output tokens of each in turn, in place of the node's `max_tokens`.
     """
@@ -178,7 +178,7 @@ def node_of(sessions: Sessions, session: int, node: int) -> tuple[str, Node]:
 
 
 AHEAD = 256
-"""Bodies made ahead; 16,000-token prompts take 25 MB."""
+"""Number of bodies made ahead; for 16,000-token prompts they take 25 MB."""
 
 
 class PlannedRequest(msgspec.Struct, frozen=True):
@@ -215,7 +215,7 @@ def random_requests(
     prompt_tokens: int | None,
     completion_tokens: int | None,
 ) -> Iterator[PlannedRequest]:
-    """Yield `count` requests `<name>/0`, `<name>/1`, ... with prompts of one length.
+    """Yield `count` requests with prompts of one length, named `<name>/0`, `<name>/1` and so on.
 
     Args:
         prompt: makes the next prompt, which stands in the body between `before` and `after`.
@@ -238,7 +238,7 @@ _BLOCK = 4096
 
 
 def _rows(seed: str, count: int, first: int, end: int) -> Iterator[list[int]]:
-    """Yield lists of `count` numbers from [first, end), from random stream `seed`."""
+    """Yield lists of `count` random numbers in [first, end) from the generator named `seed`."""
     draw = named_generator(seed).integers
     shape = max(1, _BLOCK // count), count
     while True:

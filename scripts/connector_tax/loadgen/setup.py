@@ -29,7 +29,7 @@ from connector_tax.loadgen.traffic import Load, make_offsets
 
 MOST_SESSIONS = 10**8
 CONNECTIONS = 4096
-"""Connections per worker by default, if open files allow; a slow server in open loop needs many."""
+"""Default connections per worker, if `ulimit -n` allows; a slow server in open loop needs many."""
 
 
 def make_target(options: argparse.Namespace) -> Target:

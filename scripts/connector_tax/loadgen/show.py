@@ -81,7 +81,7 @@ def failures(summary: Summary) -> list[str]:
     """Return a line for each kind of failure, each followed by its most frequent texts."""
     lines = []
     for kind, failed in summary["failed"].items():
-        remedy = "; --finish-reason NAME adds one that does" if kind == "bad_finish" else ""
+        remedy = "; --finish-reason NAME accepts NAME" if kind == "bad_finish" else ""
         lines.append(f"  {failed['count']} {kind}: {FAILURES[kind][1]}{remedy}")
         texts = failed["texts"]
         lines += [f"      {count} x {text}" for text, count in texts.items()]

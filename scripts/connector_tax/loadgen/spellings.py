@@ -76,9 +76,7 @@ PEERS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with two-line errors that suggests this command's options for other
-    clients'.
-    """
+    """An argument parser whose two-line errors name the equivalent of another client's option."""
 
     def parse_args(  # type: ignore[override]
         self,

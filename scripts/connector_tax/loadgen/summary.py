@@ -65,7 +65,7 @@ def session_outcomes(records: Sequence[RequestRecord]) -> list[SessionOutcome]:
 # ---- the summary
 
 BEYOND = 10
-"""Samples required beyond a percentile of 99 or more for it to have an interval."""
+"""A percentile of 99 or more gets an interval if this many samples lie beyond it."""
 TEXTS = 3
 """Number of most frequent texts shown for each kind of failure."""
 

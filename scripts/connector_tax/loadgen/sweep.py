@@ -18,7 +18,7 @@ NOT_JUDGED: dict[str, Any] = {"saturated": None, "criteria": {}, "ms": {}}
 
 
 def powers_of_two(lowest: float, highest: float) -> list[float]:
-    """Return `lowest`, 2 x `lowest`, 4 x `lowest`, ... up to `highest`.
+    """Return `lowest` and its doublings, up to `highest`.
 
     Raises:
         ValueError: there are none, or more than MOST_RATES.
@@ -36,7 +36,7 @@ def powers_of_two(lowest: float, highest: float) -> list[float]:
 def load_at(result: CellResult, rate: float) -> CellLoad | None:
     """Return the data by which saturation at a rate is judged; None if no request succeeded.
 
-    They leave out the server's queue and the backlog by quarter.
+    The data leave out the server's queue and the backlog by quarter.
     """
     measured = sorted(
         (record for record in result.records if record.measured),
@@ -56,7 +56,7 @@ def load_at(result: CellResult, rate: float) -> CellLoad | None:
 
 
 def judge_rate(result: CellResult, rate: float, earlier: dict[float, CellLoad]) -> Judgement | None:
-    """Judge a rate by a study's rule and add its load to `earlier`; None: no request succeeded."""
+    """Judge a rate by a study's rule, and add its load to `earlier`; None if nothing succeeded."""
     load = load_at(result, rate)
     if load is None:
         return None
