@@ -41,7 +41,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(audited: Path, tmp_path: Path) -> Path:
-    """Return a copy of that study's folder that the test may change."""
+    """Return a copy of the audited study's folder, which the test may change."""
     from tests.provenance.audited_study import linked_copy
 
     return linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
@@ -49,13 +49,13 @@ def root(audited: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def remade(audited: Path) -> Path:
-    """Return the folder with the recomputed results of that study."""
+    """Return the folder with the recomputed results of the audited study."""
     return audited.with_name("synthetic")
 
 
 @pytest.fixture(scope="session")
 def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the archive of that study, in a copy of the study's folder."""
+    """Return the archive of the audited study, in a copy of the study's folder."""
     from connector_tax.provenance.pack import pack
     from tests.provenance.audited_study import linked_copy
 
