@@ -42,7 +42,7 @@ AROUND_A_CELL_S = 30
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run every launch of a block and a phase; keep what is already measured."""
+    """Run every launch of one block in one phase; keep the cells that are already measured."""
     parser = study_parser("study.block", main.__doc__)
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def end_s(config: StudyConfig) -> int:
-    """Return the seconds that a stopped block needs: its longest cell plus the server's stop."""
+    """Return the seconds a block needs to stop: its longest cell, then the stop of the server."""
     cell, server = config["cell"], config["server"]
     cell_s: float = cell["warmup_s"] + cell["cap_s"] + cell["drain_s"] + AROUND_A_CELL_S
     stop_s: float = server["stop_grace_s"] + server["release_s"]
@@ -132,7 +132,7 @@ def _run_launches(
 
 
 class _Ending:
-    """A runner of a block's launches, which starts no further launch after a signal to end."""
+    """A runner of a block's launches that starts no further launch after a signal to end."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -163,7 +163,7 @@ class _Ending:
 
 
 def _as_child() -> None:
-    """Prepare a launch's driver, so that a signal to all of a job's processes ends no server."""
+    """Make a launch's driver die with its parent and ignore the scheduler's warning signal."""
     die_with_parent()
     ignore_warning()
 

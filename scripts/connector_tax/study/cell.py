@@ -1,4 +1,4 @@
-"""Prepare, measure and check one cell, and write it as a folder that appears whole.
+"""Prepare, measure and check one cell, and rename its folder into place once it is complete.
 
 The schedule exists before the first arrival; request bodies are made a little ahead. The cell is
 written to `<cell>.partial/`, fsynced and renamed to `<cell>/`. A finished cell records the SHA-256
@@ -83,8 +83,8 @@ def planned_requests(
 
     All configurations do the same work without reuse: equal lengths, fresh random ids so that no
     cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, and usage requested. Token ids are
-    drawn uniformly from [10, vocab_size). A server that takes no token ids gets random words, as
-    many as it counts for the requested length.
+    drawn uniformly from [10, vocab_size). A server that accepts no token ids gets random words,
+    whose number gives the requested length by the server's own count.
 
     Args:
         name: the path-like name of this cell's content.
@@ -131,7 +131,7 @@ class _Offered(TypedDict):
 
 
 class FinishedCell(TypedDict):
-    """The part of a finished cell that a resumed launch needs, whichever version measured it."""
+    """The fields of a finished cell that a resumed launch reads; every version writes them."""
 
     files: dict[str, str]
     schedule: _Offered
@@ -173,7 +173,7 @@ class Instruments:
 
 
 def cell_rule(config: StudyConfig, phase: str) -> CellRule:
-    """Return the load generator's rule for a cell of a phase, from the `cell` section.
+    """Return the load generator's rule for the length of a phase's cells (section `cell`).
 
     Cells of Phase A never end early on overload, since Phase A measures where saturation begins.
     """
@@ -209,10 +209,11 @@ def prepare(
     attempt: int,
     measurement: int,
 ) -> PreparedCell:
-    """Draw the cell's schedule up to its cap and cool-down; every arrival gets a fresh body.
+    """Draw a cell's arrival times, cool-down included, and a new request body for each arrival.
 
     The arrivals' random stream does not depend on the configuration: every configuration gets the
-    same arrival times. The content's stream depends on everything, so that no prompt repeats.
+    same arrival times. The prompts' stream also depends on the launch, the attempt and the
+    measurement, so that no prompt repeats.
 
     Args:
         root: the study's folder, which holds the requests of a file.
@@ -253,7 +254,7 @@ def prepare(
 
 
 def _stream(study: StudyDocument, name: str) -> str:
-    """Return the name of the random stream of a cell's content."""
+    """Return the name of the random stream from which a cell's prompts are drawn."""
     return f"{study['seed']}/content/{name}"
 
 
@@ -373,7 +374,7 @@ def measure(
 
 
 def _due_when_sent(record: RequestLine, result: CellResult) -> RequestLine:
-    """Return a request of a closed loop, whose due time is the time at which it was sent."""
+    """Return a closed-loop request, with the time at which it was sent as its due time."""
     if (sent := record["t_send_ns"]) is None:
         return record
     warmup, cooldown = sent < result.t_warmup_end_ns, sent >= result.t_stop_ns

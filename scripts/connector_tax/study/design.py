@@ -140,8 +140,8 @@ def run_order(config: StudyConfig, *, shuffled: bool = True) -> dict[str, list[L
     """Return the launches of each phase in run order: seeded randomised complete blocks.
 
     Each block holds the baseline `plain_launches` times and each other configuration once, in
-    random order, so that a drift within blocks affects all alike. A phase that the study omits has
-    no launches.
+    random order, so that a drift within blocks affects all configurations alike. A phase that the
+    study omits has no launches.
 
     Args:
         shuffled: if false, the launches of a block have the configuration's order.
@@ -195,7 +195,7 @@ def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
 
 
 def described(study: StudyDocument, launch: Launch) -> dict[str, Any]:
-    """Return the design's part of a launch's config.json, without the command."""
+    """Return the fields of config.json that the design determines, except the command."""
     entries = {entry["id"]: entry for entry in study["configurations"]}
     return {
         "study": study["study"],
@@ -222,7 +222,7 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether the study's folder holds a device claim, a gate or a launch."""
+    """Return whether the study's folder contains a device claim, a gate or a launch."""
     begun = (paths.ENVIRONMENT, paths.PATCH, paths.PREFLIGHT, paths.RUNS)
     return any((folder / name).exists() for name in begun)
 

@@ -1,7 +1,8 @@
 """Follow a server whose command has ended while the server runs: a container, or a forked process.
 
 `docker run -d` prints the container's id. A forked server is found by its environment, which names
-the launch, or by its port. A container has another environment and another port owner.
+the launch, or by its port. Neither works for a container: its processes have another environment,
+and the port belongs to a process of the container engine.
 """
 
 import contextlib
@@ -132,7 +133,7 @@ def find_detached(
 
 
 def _first(words: list[str], engine: int) -> int:
-    """Return the index of the first word of an engine's command: its own, or `sudo` before it."""
+    """Return the index of the word that starts the container engine: `sudo`, or its own name."""
     first = engine
     while first and words[first - 1].startswith("-"):
         first -= 1
@@ -140,13 +141,13 @@ def _first(words: list[str], engine: int) -> int:
 
 
 def _subcommand(words: list[str], engine: int) -> int:
-    """Return the index behind an engine's own options, such as `--context NAME`."""
+    """Return the index of the engine's subcommand, after options such as `--context NAME`."""
     behind = range(engine + 1, len(words))
     return next((at for at in behind if words[at] in ("run", "container")), engine + 1)
 
 
 def _words(part: str) -> list[str]:
-    """Return the words of an argument that is itself a command line, as of `bash -c`."""
+    """Return the words of an argument that is itself a command line, as after `bash -c`."""
     with contextlib.suppress(ValueError):
         return shlex.split(part)
     return [part]

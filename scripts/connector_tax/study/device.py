@@ -94,7 +94,7 @@ def hold_devices(
     say: Callable[[str], object] = lambda _: None,
     purpose: str = "device",
 ) -> Iterator[None]:
-    """Hold the devices for one measurement.
+    """Lock the devices for one measurement.
 
     Args:
         purpose: holders for different purposes do not exclude each other.
@@ -134,7 +134,7 @@ def _held(name: str, address: str, deadline: float, say: Callable[[str], object]
 
 
 def _holder(address: str) -> str:
-    """Return process id, user and command of the process that holds a device."""
+    """Return process id, user and command of the process that has locked a device."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)
         try:
@@ -171,7 +171,7 @@ PASSING = ("boot", "job", "exclusive")
 
 
 def describe_node(config: StudyConfig) -> NodeRecord:
-    """Return the `node` of an attempt: machine, boot, devices, CPUs, job, exclusive use.
+    """Return an attempt's `node` record: machine, boot, devices, CPUs, job, exclusive use.
 
     Raises:
         DeviceError: the GPUs for the engine are not known.
@@ -202,7 +202,7 @@ def describe_node(config: StudyConfig) -> NodeRecord:
 
 
 def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) -> None:
-    """Claim this device for all phases of a block of this design, or check that the claim is kept.
+    """Claim this device for all phases of a block, or check that the block was begun on it.
 
     The first launch of a block makes the claim.
 
@@ -318,7 +318,7 @@ def slot_at(study: StudyDocument, cpus: str) -> SlotSection | None:
 
 
 def enter_block_slot(study: StudyDocument, study_folder: Path, block: int = 0) -> StudyDocument:
-    """Enter the slot of a block, if the study has slots; return the study with its values."""
+    """Enter a block's slot, if the study has slots; return the study with the slot's values."""
     slot = slot_of(study, study_folder, block)
     return study if slot is None else enter_slot(study, slot)
 
@@ -360,8 +360,8 @@ POLL_S = 1.0
 def await_free_memory(config: StudyConfig) -> None:
     """Wait until the study's GPUs have as much free memory as the server will take.
 
-    Does nothing for a server without a GPU or without flags that give its share, and ignores GPUs
-    whose memory is not reported.
+    Does nothing for a server without a GPU or whose flags do not give its share of the memory;
+    ignores GPUs whose memory is not reported.
 
     Raises:
         ServerError: a GPU's memory is still in use after FREE_WAIT_S; names it.

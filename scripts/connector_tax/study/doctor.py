@@ -127,7 +127,7 @@ def _judged(check: str, good: bool, text: str, otherwise: Verdict = "fail") -> F
 
 
 def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
-    """Yield the findings; if the study has slots, each slot's findings under its id."""
+    """Yield the findings for the study; if it has slots, for each slot, under the slot's id."""
     slots = study["config"].get("devices")
     if not slots:
         yield from findings(study, folder)
@@ -144,7 +144,7 @@ def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
 
 
 def _stamps(engine: EngineSection) -> list[Path]:
-    """Return the stamps of the environments that this project builds for a study."""
+    """Return the paths of built.json in the environments that this project builds for a study."""
     return [ROOT / name for name in files_of(engine) if name.endswith("built.json")]
 
 
@@ -165,7 +165,7 @@ def _environments(engine: EngineSection, there: bool, begun: bool) -> Iterator[F
 
 
 def _module_folders(engine: EngineSection) -> Iterator[Finding]:
-    """Yield a failure for each folder of connectors' modules that does not exist."""
+    """Yield a failure for each folder in engine.pythonpath that does not exist."""
     for folder in engine.get("pythonpath", []):
         if not (ROOT / folder).is_dir():
             yield Finding(
@@ -544,7 +544,7 @@ def _lmcache_gib(study: StudyDocument) -> float:
 
 
 def _bodies_gib(study: StudyDocument) -> float:
-    """Return the GiB of the longest prompts' bodies, in flight and made ahead."""
+    """Return the most GiB that request bodies take, both in flight and prepared in advance."""
     cap = study["config"]["cell"]["inflight_cap"]
     longest = max(cell["input_tokens"] for cells in study["cells"].values() for cell in cells)
     # A token is at most the digits of the largest id, and a comma.

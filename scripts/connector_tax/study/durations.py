@@ -2,8 +2,8 @@
 
 A server that sustains a rate answers all of a cell's requests while they arrive. If the study names
 an accelerator, a fluid model with a roofline gives the rate above which the server cannot sustain
-the load. In it, each of n requests is prefilled in k steps of the token budget, and decodes its
-other tokens beside the others; a sustained second has room for all steps of the requests that
+the load. In the model, each of n requests is prefilled in k steps of the token budget, and decodes
+its other tokens beside the others; a sustained second has room for all steps of the requests that
 arrive in it. Without an accelerator every rate counts as sustained. A rehearsal, by contrast,
 serves each request of a study in virtual time.
 """

@@ -66,7 +66,7 @@ class ElsewhereError(httpx.ConnectError):
 
 
 class Waiting:
-    """A wait for a server; a persistent wrong answer is reported after PATIENCE_S.
+    """A wait for a server to answer; a wrong answer is reported once it has lasted PATIENCE_S.
 
     Args:
         url: the server's base address, for errors that do not name it.

@@ -79,7 +79,7 @@ def _is_here(process: str) -> bool:
 
 
 def _runs(process: str) -> bool:
-    """Return whether the process still runs; valid only if it `_is_here`."""
+    """Return whether a process of this machine and container (see `_is_here`) still runs."""
     try:
         return process_name(int(process.partition(":")[0])) == process
     except ProcessLookupError:
@@ -119,7 +119,7 @@ def set_job_environment(sources: str | None) -> None:
 
 
 def pass_warnings_on() -> None:
-    """Forward a WARNING signal of this process (Snakemake) to the block drivers it runs.
+    """Forward the signal WARNING from this process (Snakemake) to the block drivers that it runs.
 
     By default Snakemake and its jobs would die of the signal. Slurm sends it to all processes of a
     job or only to the first, which is Snakemake.
@@ -168,13 +168,13 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
 
 
 def end_with_parent(say: Callable[[str], object]) -> None:
-    """Kill this process and all below it as soon as Snakemake has ended, as `watch_parent`."""
+    """Kill this process and its descendants as soon as Snakemake has ended (see `watch_parent`)."""
     watch_parent(_end_at_once, say)
 
 
 @contextlib.contextmanager
 def ended_with_parent(say: Callable[[str], object]) -> Iterator[None]:
-    """Kill this process and all below it if Snakemake ends while the with block runs."""
+    """Kill this process and its descendants if Snakemake ends while the `with` block runs."""
     left = threading.Event()
 
     def end() -> None:
@@ -206,7 +206,7 @@ def _end_at_once() -> None:
 
 
 def _below() -> set[psutil.Process]:
-    """Return all descendants except guardians: these still have to end other processes."""
+    """Return all descendants except guardians, which still have to end other processes."""
     found = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -281,7 +281,7 @@ def remove_temporary_folder(launch_folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Delete the files that killed writes (files.write_bytes) left below `folder`.
+    """Delete temporary files below `folder` of processes killed while writing (files.write_bytes).
 
     Files of running processes stay, and so do files of processes on other machines.
     """
@@ -311,7 +311,7 @@ class OwnerError(Exception):
 
 @contextlib.contextmanager
 def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) -> Iterator[None]:
-    """Make this process the only driver of a launch inside the block.
+    """Make this process the only driver of a launch inside the `with` block.
 
     Args:
         on_loss: called from a thread when another driver has taken the launch over, as after a long

@@ -114,7 +114,7 @@ SUMMARY_MODULE = "connector_tax.analysis.measure"
 class LaunchOutcome:
     """The outcome of a launch: `done`, or `failed` or `skipped` with a reason.
 
-    `rate_rps` is the rate of cells that plan none; None in Phase A.
+    `rate_rps` is the rate of the cells whose plan has no rate; None in Phase A.
     """
 
     status: str
@@ -140,8 +140,9 @@ def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: Launch
 def index_of(
     study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome
 ) -> dict[str, Any]:
-    """Return the content of index.json without `files` and `seal`; a launch without attempts ends
-    now.
+    """Return the content of index.json without `files` and `seal`.
+
+    A launch without attempts ends now.
     """
     attempts, now = list(outcome.attempts), utc()
     index = launch_index(
@@ -274,7 +275,7 @@ class Attempts:
 
     @contextlib.contextmanager
     def another(self, node: NodeRecord, supersedes: str | None) -> Iterator[AttemptRecord]:
-        """Yield a new attempt, written at start and end; rename the previous attempt's files."""
+        """Yield a new attempt and record its start and end; rename the previous attempt's files."""
         number = len(self.entries) + 1
         for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
             if (self._folder / name).exists():
@@ -361,7 +362,7 @@ class LaunchDriver:
         return LaunchOutcome(status, reason, rate, self._attempts.entries)
 
     def _say_skipped(self, reason: str) -> None:
-        """Print why the launch is skipped; of a skipped phase, only the first launch prints it."""
+        """Print why the launch is skipped; in a skipped phase, only for the first launch."""
         if not reason.startswith(SAME_RATES):
             self.progress.say(f"skipped: {reason}")
             return
@@ -559,7 +560,7 @@ class LaunchDriver:
         used: Mapping[int, float],
         seconds: float,
     ) -> str:
-        """Return text that names other users of CPU time in a void cell, or ""."""
+        """Return a text on the processes or host that took CPU time from a void cell, or ""."""
         causes = []
         disturbed = void_cause(cell) in MACHINE_CAUSES
         if disturbed:

@@ -1,10 +1,10 @@
 """Watch the machine while a launch runs, in a separate process; write one file for each cell.
 
-A file begins with the logical CPUs of both sides. Each second a line with the counters follows;
-counters are totals (docs/artifacts.md). With GPUs, `foreign_gpu_pids` lists processes on the
-study's GPUs that do not belong to the study. It is null where nvidia-smi did not answer in time, or
-lists no process of the study: in a container nvidia-smi may report other process ids.
-Nothing is recorded about GPUs of other studies.
+A file begins with the logical CPUs of server and load generator. Each second a line with the
+counters follows; counters are totals (docs/artifacts.md). With GPUs, `foreign_gpu_pids` lists
+processes on the study's GPUs that do not belong to the study. It is null where nvidia-smi did not
+answer in time, or lists no process of the study: in a container nvidia-smi may report other process
+ids. Nothing is recorded about GPUs of other studies.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _READ = 65536
 
 
 class GpuReadings:
-    """A child that prints rows once a second and dies with this process.
+    """A child process (nvidia-smi) that prints rows once a second and dies with this process.
 
     Args:
         query: CLOCKS (a row for each GPU) or PROCESSES (a row for each process on a GPU).
@@ -101,7 +101,7 @@ class GpuReadings:
 
 
 def _number(text: str) -> float | str:
-    """Return a text's number, or the text (throttle reasons are a hexadecimal mask)."""
+    """Return the text as a number if it is one; throttle reasons are a hexadecimal mask."""
     try:
         return float(text)
     except ValueError:
@@ -165,7 +165,7 @@ class Watcher:
         self.due_ns: int | None = None
 
     def open(self, path: str, server_group: int) -> None:
-        """Begin a file."""
+        """Begin the file of a cell."""
         self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._server_group = server_group
         self._study_pids = own_processes(self._driver, server_group)
@@ -175,7 +175,7 @@ class Watcher:
         self.due_ns = time.monotonic_ns() + self._chunk_ns
 
     def close(self) -> None:
-        """End the file."""
+        """End the file of a cell."""
         self.due_ns = None
         # Includes processes that started during the cell.
         self._study_pids = own_processes(self._driver, self._server_group)

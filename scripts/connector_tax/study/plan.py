@@ -141,8 +141,8 @@ def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Rem
     Devices work side by side. A block without a device counts for the device with the least to do.
 
     Args:
-        least: as if the first interim analysis decided everything; else as if none decided
-            anything.
+        least: assume that the first interim analysis decides everything; otherwise, that no
+            analysis decides anything.
     """
     known = durations_of(study)
     rows = [row for row in planned_cells(study, folder) if row.state in TO_MEASURE]

@@ -141,7 +141,7 @@ def run_gate(
 def _unproved_device(
     study: StudyDocument, configuration: str, server: Server, note: Callable[[str], None]
 ) -> str | None:
-    """Return why a gate's server does not prove the emulated device, or None if it does."""
+    """Return why a gate's server is not proved to use the emulated device, or None if it is."""
     engine = study["config"]["engine"]
     settings = engine_record(server, engine, None)["settings"]
     steps = LaunchStepLog(server.folder, engine).take_device()
@@ -230,7 +230,7 @@ def _ready_server(
 
 
 def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:
-    """Return the step records of an idle server from `folder`, of both processes."""
+    """Return the step records that both processes of an idle server have written to `folder`."""
     lines = LaunchStepLog(folder, study["config"]["engine"]).take(0, time.monotonic_ns())
     return [json.loads(line) for line in lines.splitlines()]
 

@@ -229,7 +229,7 @@ class ServerProcesses:
 
 
 def _parts(names: Mapping[int, str], leader: int) -> dict[int, tuple[str, Stat]]:
-    """Return part and state by process id, of `leader`, its session and all descendants."""
+    """Return part and state of `leader`, its session and all descendants, by process id."""
     every = _every_stat()
     parts: dict[int, str | None] = {}
 

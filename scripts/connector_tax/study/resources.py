@@ -342,7 +342,7 @@ class ServerUse:
         self._launch, self._attempt = launch.name, attempt
 
     def before_load(self) -> None:
-        """Record the idle server, ready and before its first request."""
+        """Record the resources and settings of the idle server before its first request."""
         number = self._attempt["attempt"]
         self._resources: ResourcesRecord = {
             "launch": self._launch,
@@ -360,7 +360,7 @@ class ServerUse:
         remove_settings(self._server.folder)
 
     def after_load(self) -> None:
-        """Record the idle server again, drained after its last cell."""
+        """Record the resources of the idle server after its last cell."""
         self._resources["after_load"] = snapshot(self.processes, self._device)
         self._resources["after_load_reason"] = None
         write_json(self._server.folder / paths.RESOURCES, self._resources)

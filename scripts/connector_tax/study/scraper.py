@@ -153,8 +153,10 @@ class Scraper:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Scrape URL argv[0] with access argv[1] every argv[2] seconds on average, on CPUs argv[4:];
-    with 0 in argv[3] also while other processes want the CPU.
+    """Serve the commands of `MetricsSampler`.
+
+    Args:
+        argv: URL; access as JSON; mean interval in s; 1 to yield the CPU, or 0; then CPUs.
     """
     url, access, interval_s, yields, *cpus = argv if argv is not None else sys.argv[1:]
     endpoint = Endpoint(url, json.loads(access))

@@ -110,14 +110,14 @@ def on_a_free_port(start: Callable[[], Result], say: Callable[[str], object]) ->
 
 
 def _accepts(host: str, port: int) -> bool:
-    """Return whether something accepts a connection."""
+    """Return whether a process accepts connections on the port."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
         return True
     return False
 
 
 def make_publishable(folder: Path) -> dict[str, int]:
-    """Rewrite a launch's logs by `without_root`, without lines that look like secrets.
+    """Remove the project's path and lines that look like secrets from a launch's logs.
 
     Call it only when nothing writes to the logs any more.
 
@@ -351,7 +351,7 @@ class Server:
         return answer.text if isinstance(answer, httpx.Response) and answer.is_success else None
 
     def check_alive(self, when: str) -> None:
-        """Raise `ServerError` if the server, a companion or the engine behind it has ended.
+        """Raise `ServerError` if the server, a companion or the server's engine has ended.
 
         An engine can be dead while its HTTP process still answers; then the log reports it, or its
         process is gone.
@@ -387,7 +387,7 @@ class Server:
                 raise ServerError(f"the engine died ({death[0]}) {when}\n{self.log_tail()}")
 
     def _settle(self) -> None:
-        """Wait for the end of a command that leaves a server, and follow the listening process."""
+        """Wait until a command has ended and left a server running, then follow that server."""
         if self.command.callers and not self.command.running:
             assert self._process is not None
             if not self._owners().intersection(self._group_members()):
@@ -402,7 +402,7 @@ class Server:
         """Find the server that an ended command has left running, or check that it still runs.
 
         Raises:
-            ServerError: nothing runs LEFT_S after the command's end, or it has ended since.
+            ServerError: nothing runs LEFT_S after the command's end, or the server has ended since.
         """
         now = time.monotonic()
         if self._ended_at is None:
@@ -520,7 +520,7 @@ class Server:
             return False
 
     def log_text(self, names: Sequence[str] = LOGS) -> str:
-        """Return everything that the server has printed, or the logs of these names."""
+        """Return the text of all logs of the server, or only of the named logs."""
         texts = ((self.folder / name).read_text(errors="replace") for name in names)
         return publishable("".join(texts))
 

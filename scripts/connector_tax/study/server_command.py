@@ -107,7 +107,7 @@ def _joined(arguments: Sequence[str]) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Return `value` quoted for the shell, except for marks of variables."""
+    """Return `value` quoted for the shell; marks become unquoted shell variables."""
     parts = re.split(f"({'|'.join(map(re.escape, MARKS))})", value)
     return "".join(MARKS.get(part) or shlex.quote(part) for part in parts if part) or "''"
 

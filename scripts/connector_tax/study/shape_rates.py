@@ -1,10 +1,10 @@
-"""Measure the throughput of plain for each shape; it limits the rates of Phases B and B'.
+"""Measure the throughput of `plain` for each shape, which limits the rates of Phases B and B'.
 
 Runs once, between Phases A and B, on a separate server of plain. A burst of requests of one shape
 arrives at once, and the time until all are completed is measured. The first burst has four
 requests, each further burst four times as many, up to `cell.inflight_cap`, while a burst takes less
-than a quarter of `shape_rates.probe_s`. The fastest burst counts. Throughput is lower at its ends
-than in its middle, so that the number is conservative. The resulting rate is the same for all
+than a quarter of `shape_rates.probe_s`. The fastest burst counts. Throughput is lower at a burst's
+ends than in its middle, so that the number is conservative. The resulting rate is the same for all
 configurations.
 """
 

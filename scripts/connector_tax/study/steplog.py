@@ -94,6 +94,6 @@ class LaunchStepLog:
         return sorted(self._folder.glob(f"{STEP_LOG_PREFIX}.copies*.steps"))
 
     def _size(self, path: Path) -> int:
-        """Return the length of a process's file, once all its steps are written."""
+        """Make a process write its recorded steps; return the length of its file."""
         self._engine.write_steps(path)
         return path.stat().st_size if path.exists() else 0

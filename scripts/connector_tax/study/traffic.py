@@ -1,7 +1,8 @@
 """Send a user's requests (a trace or prompts) in place of random ones of one shape.
 
-Every launch sends the same requests in the same order. A trace's prompts are random, and equal as
-far as their block ids are; each launch draws other tokens, so that launches share no prefix.
+Every launch sends the same requests in the same order. A trace's prompts are random; two of them
+are equal as far as their block ids are equal. Each launch draws other tokens, so that launches
+share no prefix.
 """
 
 from collections.abc import Callable
