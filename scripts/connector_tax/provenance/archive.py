@@ -93,14 +93,14 @@ CLEANER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], igno
 
 
 class Member(TypedDict):
-    """A file of a study, or a member of the archive."""
+    """Size and SHA-256 of a study's file, or of a member of the archive."""
 
     bytes: Annotated[int, meta(ge=0)]
     sha256: Annotated[str, meta(pattern="^[0-9a-f]{64}$")]
 
 
 class TableMember(Member):
-    """A member with the records of one kind, and the files restored from it."""
+    """A member with the records of one kind; `files` names the files restored from it."""
 
     files: list[str]
 
@@ -118,8 +118,7 @@ class ArchiveHeader(TypedDict):
 
 
 class Limits(NamedTuple):
-    """The limits of an archive by its size, so that a small hostile one takes little time and
-    memory.
+    """The limits that an archive's size sets, so that a small hostile one stays cheap to read.
 
     The six shipped studies contain 28 to 42 times the archive's size in total and 4 times in a
     table. For each archive byte they have 1.6 numbers; they have a file per 1,400 bytes and a
@@ -163,7 +162,7 @@ def check_name(name: str) -> None:
 
 
 def readme(study: StudyDocument) -> str:
-    """Return README.md of an archive, with its content and how to check it."""
+    """Return an archive's README.md, which explains the content and how to check it."""
     version = study.get("package_version", "of a version that is not recorded")
     return f"""# Connector-tax study {study["study"]}
 
@@ -199,7 +198,7 @@ def fits(data: bytes) -> bool:
 
 
 def encode(files: Mapping[str, bytes]) -> bytes:
-    """Return the files, stored by column; all must fit."""
+    """Return the table that stores these files by column; each must pass `fits`."""
     shapes: dict[bytes, list[list[bytes]]] = {}
     numbers: dict[bytes, int] = {}
     order = []
@@ -226,7 +225,7 @@ def _written(column: Sequence[bytes]) -> bytes:
 
 
 def _read(data: bytes, begin: int, end: int) -> Iterator[bytes]:
-    """Yield the numbers of the column between `begin` and `end`."""
+    """Yield the numbers of the column in the bytes from `begin` to `end`."""
     words = itertools.chain.from_iterable(_words(data, begin + 1, end))
     if data[begin : begin + 1] != b"+":
         return words
@@ -234,8 +233,9 @@ def _read(data: bytes, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _words(data: bytes, begin: int, end: int) -> Iterator[list[bytes]]:
-    """Yield the words between `begin` and `end` in small lists; all at once would take 20 times
-    their bytes.
+    """Yield the words between `begin` and `end` in small lists.
+
+    A single list would take 20 times the words' bytes.
     """
     while begin < end:
         stop = data.find(b" ", begin + WORDS_BYTES, end)
@@ -256,7 +256,7 @@ def decode(data: bytes, sizes: Mapping[str, int], limits: Limits) -> Iterator[tu
     """Yield the files of a table one by one, checked against their listed sizes.
 
     Raises:
-        Exception: `encode` did not make it, or it exceeds the limits.
+        Exception: the data was not made by `encode`, or exceeds the limits.
     """
     head_end = data.index(b"\n")
     columns = data.count(b"\n") - 1
@@ -331,7 +331,7 @@ def _mode(name: str) -> int:
 
 
 def _place(name: str) -> tuple[bool, str]:
-    """Return the sort key of a member."""
+    """Return the sort key of a member: study.json first, then by name."""
     return name != paths.STUDY, name
 
 
@@ -339,7 +339,7 @@ def _place(name: str) -> tuple[bool, str]:
 
 
 def read_head(archive: Path) -> StudyDocument:
-    """Return study.json of an archive; the rest is decompressed and not checked.
+    """Return study.json of an archive; other members are decompressed but not checked.
 
     Raises:
         ArtifactError: the file is not an archive of this kind.
@@ -394,7 +394,7 @@ def private_folder(target: Path) -> Iterator[Path]:
 
 
 class Opened(NamedTuple):
-    """A tar archive after its first member, with that member's content and text."""
+    """An open tar archive whose first member was read, with this member's content and text."""
 
     content: IO[bytes]
     header: ArchiveHeader
@@ -404,7 +404,7 @@ class Opened(NamedTuple):
 
 @contextlib.contextmanager
 def _opened(archive: Path, folder: Path | None = None) -> Iterator[Opened]:
-    """Yield the tar archive in the file, with its first member read.
+    """Open an archive, read its first member, and yield both.
 
     Args:
         folder: a folder on the disk that stores the tar archive meanwhile.

@@ -103,7 +103,7 @@ class Audit:
 
     @property
     def by_another(self) -> bool:
-        """Return whether another method than this code's made the study's claims."""
+        """Return whether the study's claims were made by another method than this code's."""
         return self.analysed != METHOD
 
     @property
@@ -205,14 +205,15 @@ def check_study(folder: StudyFolder, manifest: Path, ledger: Ledger) -> str:
 
 
 def check_seals(folder: StudyFolder, links: Links, ledger: Ledger) -> None:
-    """Check the chain, the settings, the study's own files, and each launch."""
+    """Check the chain of seals, the settings, the study's own files, and each launch."""
     study = folder.study
     if not links:
         ledger.check("seal", "chain", [f"{paths.SEALS} is missing or empty"])
         return
     archived = is_archived(study.root)
     newest = {link["launch"]: link for _, link in links if "launch" in link}
-    ledger.check("seal", "chain", _chain(links), f"{len(links)} links, each with the last hash")
+    reason = f"{len(links)} links, each with the previous hash"
+    ledger.check("seal", "chain", _chain(links), reason)
     passed = "fixed before the first measurement"
     ledger.check("seal", "settings", _settings(study, links, newest), passed)
     files = study_files(study.root, BESIDE if archived else ())
@@ -245,7 +246,7 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
         statement = f"the one {page} names"
         record, listed = read_manifest(study.root / paths.MANIFEST), published_body(body)
         made, wrong = section(name, record, head), []
-        rows = [] if made == listed else [f"its rows are not {paths.MANIFEST}'s"]
+        rows = [] if made == listed else [f"its rows differ from those of {paths.MANIFEST}"]
         words = doubt_about(listed, made, record)
         ledger.check(LISTED, "rows", rows, f"as {page} names them", words)
         pictures = wrong_pictures(body, pictures_of(published_views(study.root)))

@@ -31,7 +31,7 @@ class Comparison:
 
 
 def compare(published: Path, made: Path, other_version: bool = False) -> Comparison:
-    """Compare two files of one name.
+    """Compare a published file with the recomputed file of the same name.
 
     Args:
         published, made: existing files.
@@ -46,7 +46,7 @@ def compare(published: Path, made: Path, other_version: bool = False) -> Compari
         old, new = read_json(published), read_json(made)
         return compare_values(old, new, published.stem, other_version)
     same_bytes = published.read_bytes() == made.read_bytes()
-    return Comparison([] if same_bytes else ["is not, byte for byte, what this code makes of it"])
+    return Comparison([] if same_bytes else ["differs from the file that this code makes"])
 
 
 def compare_values(published: Any, made: Any, where: str, other_version: bool) -> Comparison:

@@ -236,7 +236,7 @@ def _script(
 
 
 def _without_ports(script: str) -> str:
-    """Return launch.sh with 0 for every free port, also where a companion's argument is a port."""
+    """Return launch.sh with each free port replaced by 0, also in companions' arguments."""
     for port in set(LISTENS.findall(script)):
         script = re.sub(rf"\b{port}\b", "0", script)
     return FREE_PORT.sub(r"\g<1>0", script)
@@ -329,7 +329,7 @@ def _overlapping(group: Sequence[Attempt]) -> Iterator[str]:
 
 
 def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
-    """Yield differences between the devices of a block's launches, also in CPUs and NUMA nodes."""
+    """Yield differences in device, CPUs and NUMA nodes between the launches of a block."""
     for first, *others in blocks:
         for attempt in others:
             for key, wanted in first.node.items():
@@ -341,7 +341,7 @@ def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
 
 
 def _devices(folder: StudyFolder) -> Iterator[str]:
-    """Check devices by `block_devices`; yield an error if vLLM differs from the probe's proof."""
+    """Check the devices of blocks; yield an error if vLLM is not the one that the gates proved."""
     study = folder.study
     loaded = (folder.cells(p, reference_rate(study.root, p)) for p in PHASES)
     cells = [cell for of_phase in loaded for cell in of_phase]

@@ -150,7 +150,7 @@ def row(of: Study, launch: Launch, run: LaunchFolder) -> dict[str, str]:
 
 
 def _without_index(study: StudyDocument, launch: Launch, run: LaunchFolder) -> LaunchIndex:
-    """Return the index of an earlier run that was moved aside without its index.json."""
+    """Return a substitute index for an earlier run that was moved aside without index.json."""
     attempts = run.attempts
     states = [(record["cell"], "valid" if record["valid"] else "void") for record in run.measured]
     cells = [CellEntry(*state, None, {}) for state in states]
@@ -248,9 +248,9 @@ def published_body(body: str) -> str:
 
 
 def doubt_about(published: str, made: str, record: ManifestRecord) -> str:
-    """Return why a study's text from another version need not equal the one that is made here.
+    """Return why a text published by another version may differ from this version's, or "".
 
-    Versions word the head, labels and headings differently; "" if anything else differs.
+    Versions word the head, labels and headings differently. Any other difference gives "".
     """
     another = record["package"] != __version__
     only_words = another and _without_words(published) == _without_words(made)

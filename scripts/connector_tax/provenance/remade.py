@@ -198,8 +198,8 @@ def check_looks(root: Path, made: Path, claims: Claims) -> None:
 def check_views(root: Path, ledger: Ledger) -> None:
     """Check, in one line, whether the folder's pictures and report are the published files.
 
-    `replot` redraws an archive's views with the local code and processor. Views are no claims, so
-    changed ones are listed but do not fail.
+    `replot` redraws an archive's views with the local code and processor. Views are not claims, so
+    the audit lists changed views but does not fail for them.
     """
     published, doubt = published_views(root), ""
     if is_archived(root):

@@ -47,7 +47,7 @@ RATES = "all_rates"  # the cell of the taxes over all rates of Phase A without s
 
 
 def once(pairs: list[tuple[str, Any]]) -> Row:
-    """Return an object; reject duplicate keys, of which readers could use different values."""
+    """Return a JSON object; reject duplicate keys, for which readers could use different values."""
     names = Counter(name for name, _ in pairs)
     if len(names) < len(pairs):
         raise ValueError(f"key {names.most_common(1)[0][0]!r} twice in one object")
@@ -68,7 +68,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
-    """Return the lines of each file of a kind, restored from its columns.
+    """Return the lines of each file with records of one kind, restored from the columns.
 
     The first line of `tables/<kind>` names files with their number of lines, and shapes of lines
     with a NUL for each number; the second has each line's shape; a column is its numbers (`=`), or
@@ -91,7 +91,7 @@ def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
 
 
 def numbers(column: str) -> list[str]:
-    """Return a column's numbers as text, in the form that the lines have."""
+    """Return a column's numbers as text, exactly as the lines contain them."""
     values = column[1:].split()
     return [str(n) for n in itertools.accumulate(map(int, values))] if column[0] == "+" else values
 
@@ -102,7 +102,7 @@ def harmless(text: str) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a text of the archive on one line."""
+    """Print text from the archive on one line, without control characters."""
     print(harmless(text), end=end)
 
 
@@ -310,7 +310,7 @@ class Spread:
 
 @cache
 def models(k: int) -> tuple[Any, Any]:
-    """Return the ratios of k configurations in each model, and the models' prior probabilities."""
+    """Return each model's error ratios of k configurations, and its prior probability."""
     sets = [s for size in range(4) for s in itertools.combinations(range(k), size)]
     each = [(s, r) for s in sets for r in (RATIOS if s else (1.0,))]
     ratios = np.array([[r if c in s else 1.0 for c in range(k)] for s, r in each])
@@ -345,8 +345,9 @@ class Layout:
 
     @cached_property
     def posterior(self) -> tuple[Any, Any, int]:
-        """Return weight and sigma squared of each model, and degrees of freedom; no model if all is
-        rounding.
+        """Return weight and sigma squared of each model, and degrees of freedom.
+
+        There is no model if the residuals are only rounding errors.
         """
         block, group = (np.array(column) for column in zip(*self.places, strict=True))
         matrix = np.hstack([x[:, None] == np.unique(x) for x in (block, group)]).astype(float)
@@ -376,7 +377,7 @@ class Layout:
         return len(blocks) > 1 and (self.own or self.posterior[2] > 0)
 
     def own_spread(self, weights: Mapping[Launch, float]) -> Spread:
-        """Return the t distribution of a contrast's own block differences."""
+        """Return the t distribution of a contrast from its values in each block alone."""
         blocks = sorted({block for _, block in weights})
         sums = [sum(w * self.y[la] for la, w in weights.items() if la[1] == b) for b in blocks]
         rest = len(blocks) * (np.array(sums) - np.mean(sums))
@@ -447,7 +448,7 @@ class Effect:
 
     @cached_property
     def repeats(self) -> bool:
-        """Return whether the effect has an error."""
+        """Return whether the effect's error can be estimated."""
         return self.layout.repeats(self.weights)
 
     @cached_property
@@ -456,14 +457,14 @@ class Effect:
         return self.layout.spread(self.weights, self.wide, self.narrow)
 
     def around(self, half: float) -> tuple[float, float]:
-        """Return an interval; infinite without repetition."""
+        """Return the interval of half-width `half`; infinite without repeated launches."""
         if not self.repeats:
             return -math.inf, math.inf
         low, high = self.centre - half, self.centre + half
         return (math.expm1(low), math.expm1(high)) if self.is_log else (low, high)
 
     def ends(self, confidence: float) -> tuple[float, float]:
-        """Return the interval of the effect."""
+        """Return the effect's interval at a confidence level."""
         return self.around(self.spread.half(confidence) if self.repeats else 0.0)
 
     @cached_property
@@ -483,8 +484,9 @@ class Effect:
 
     @cached_property
     def inner(self) -> tuple[float, float]:
-        """Return the equivalence test's interval; if suspect, no narrower than by block
-        differences.
+        """Return the equivalence test's interval.
+
+        For a suspect launch it is at least as wide as from the values of each block alone.
         """
         if not self.repeats:
             return self.around(0.0)
@@ -571,7 +573,7 @@ class Taxes:
         return [(configuration_of(name), key) for name, key in places]
 
     def least(self, tax: Tax, launches: Iterable[Launch]) -> int:
-        """Return the fewest requests of a cell behind a tax."""
+        """Return the smallest number of requests in a cell behind a tax."""
         latency = tax[3][:-4] if re.search(r"_p\d\d\Z", tax[3]) else "ttft"
         cells = (self.study.cells[key].all for _, key in self.keys(tax, launches))
         return min(int(cell[latency].count()) for cell in cells)
@@ -767,7 +769,7 @@ def by_id(record: Row) -> Row:
 
 
 def texts(record: Row) -> Row:
-    """Return each value of a record as one text."""
+    """Return a record with each value as JSON text."""
     return {name: json.dumps(value, sort_keys=True) for name, value in record.items()}
 
 

@@ -35,7 +35,7 @@ def digest(path: Path) -> str:
 
 
 def _settled(content: bytes, suffix: str) -> bytes:
-    """Return a picture with clip paths numbered, or a page with its pictures' digests."""
+    """Return a picture with numbered clip paths, or a page with digests instead of pictures."""
     names: dict[bytes, int] = {}
     if suffix == ".svg":
         return CLIP_PATH.sub(lambda n: b"p%d" % names.setdefault(n[0], len(names)), content)
@@ -74,7 +74,7 @@ def changed_files(published: Mapping[str, str], there: Mapping[str, Path]) -> It
 
 
 def other_versions(there: Mapping[str, str]) -> list[str]:
-    """Return the differences between the publishing versions and the local ones."""
+    """Return the differences between the versions that published a study and the local versions."""
     return [
         f"{name} {there[name]} (here {version})"
         for name, version in versions().items()

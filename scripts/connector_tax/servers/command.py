@@ -1,7 +1,7 @@
 """Start any OpenAI-compatible server by its command line.
 
 It runs in the folder and with the environment of the user who starts the study. Its properties were
-queried before the study was resolved (`ab.ask`), and are in the section.
+queried before the study was resolved (`ab.ask`), and are recorded in the study's `engine` section.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _OF_SHELL = frozenset(
 
 
 class Command(ProbedEngine):
-    """A server started by a command line; a vLLM may have the step probe."""
+    """A server started by a command line; if it is a vLLM, it may have the step probe."""
 
     needs = ("device", "commands", "served")
     may = ("environment", "pythonpath", "beside", "access")
@@ -92,7 +92,7 @@ class Command(ProbedEngine):
 
     @property
     def served(self) -> ServedSection:
-        """Return the section as the user gave it."""
+        """Return the section `served` as the study's file has it."""
         return self.section["served"]
 
     def gate_of(self, _entry: object, /) -> None:

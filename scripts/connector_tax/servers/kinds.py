@@ -94,8 +94,8 @@ class ServerCommand:
 class Engine:
     """A kind of engine, with the study's `engine` section.
 
-    The defaults describe a kind without step log, special gate and versions; a kind overrides what
-    it has.
+    The defaults describe a kind without step log, special gate and versions; a kind overrides the
+    defaults that do not apply to it.
 
     Attributes:
         needs: required keys of the section in a study's file, besides `kind` and `label`.

@@ -85,7 +85,7 @@ def unpack(lock: str, python: str, folder: Path) -> None:
 
 
 def request_of(version: str, scratch: Path) -> Request:
-    """Return the request that a version answers."""
+    """Return the request that is resolved with a version."""
     connectors = [requests.connector(name) for name in CONNECTORS]
     cases = [requests.plain()]
     for case in connectors:

@@ -1,4 +1,4 @@
-"""The settings matrix: the changes that each connector makes to each model's settings on plain."""
+"""The settings matrix: how each connector changes each model's settings, compared with `plain`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NotRequired, TypedDict
@@ -224,7 +224,7 @@ def plain_of(matrix: Matrix, model: str) -> Row:
 
 
 def models_of(matrix: Matrix) -> list[str]:
-    """Return the models in order."""
+    """Return the names of the models in the order of their rows."""
     return list(dict.fromkeys(row["model"] for row in matrix["rows"]))
 
 

@@ -75,7 +75,7 @@ class Case(TypedDict):
 
 
 class Model(TypedDict):
-    """A model: its name, and a folder with its config.json or a name of the hub's cache."""
+    """A model: its name, and a folder with its config.json or its name in the hub's cache."""
 
     name: str
     folder: str
@@ -196,7 +196,7 @@ def _children(configuration: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def connectors_in(configuration: Mapping[str, Any] | None) -> list[str]:
-    """Return the connectors that a configuration starts: a MultiConnector's children."""
+    """Return the connectors that a configuration starts; for a MultiConnector, its children."""
     if configuration is None:
         return []
     return [name for child in _children(configuration) for name in connectors_in(child)] or [

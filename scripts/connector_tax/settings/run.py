@@ -1,4 +1,4 @@
-"""Run the program in vLLM's interpreter, and yield its messages as they come."""
+"""Run inside/resolve.py in vLLM's interpreter, and yield its messages as they come."""
 
 import contextlib
 import json
@@ -20,14 +20,14 @@ Message = dict[str, Any]
 
 
 class UnresolvedError(Exception):
-    """The program cannot answer; the text gives the cause."""
+    """vLLM's settings cannot be resolved; the text gives the cause."""
 
 
 @contextmanager
 def started(
     python: str, request: Request, packages: Path | None = None
 ) -> Iterator[Iterator[Message]]:
-    """Run the program and yield its messages; `end` is the last.
+    """Run inside/resolve.py and yield its messages; the last message is `end`.
 
     Args:
         packages: a folder of packages that precede the interpreter's own.

@@ -122,7 +122,7 @@ def _requests(capacity: Capacity | None, baseline: Capacity) -> Cell:
 
 
 def remarks(matrix: Matrix, model: str) -> Iterator[str]:
-    """Yield why rows have no result, each reason once with its connectors."""
+    """Yield a line for each reason why rows have no result, with the connectors it applies to."""
     reasons: dict[str, list[str]] = {}
     for row in matrix["rows"]:
         if row["model"] == model and "reason" in row:
@@ -143,7 +143,7 @@ def _noted(matrix: Matrix, *models: str) -> Iterator[str]:
 
 
 def origin(matrix: Matrix) -> list[str]:
-    """Return lines on the vLLM and the request behind the matrix."""
+    """Return lines that describe the vLLM and the request from which the matrix was made."""
     vllm, request = matrix["vllm"], matrix["request"]
     stands_in = f" (not there; --gpu {request['gpu']})" if request["gpu"] else ""
     extra = "".join(f" {word}" for word in request["arguments"])
@@ -203,7 +203,7 @@ def _line(line: Sequence[Cell], widths: Sequence[int], *, bold: bool = False) ->
 def _listed(
     names: Sequence[str], merged: Mapping[tuple[Cell, ...], list[str]], width: int
 ) -> Iterator[str]:
-    """Yield connectors with equal rows, and below them what differs from plain; all of plain's."""
+    """Yield connectors with equal rows and their differences from plain; for plain, all values."""
     usual = [""] * len(names)
     for line, connectors in merged.items():
         words = [
@@ -230,7 +230,7 @@ def _merged(matrix: Matrix, model: str) -> dict[tuple[Cell, ...], list[str]]:
 
 
 def _packages(matrix: Matrix) -> Iterator[str]:
-    """Yield connectors without their package, and connectors that this project never started."""
+    """Yield lines on connectors whose package is missing or that this project never started."""
     absent = [
         f"{connector['name']} ({', '.join(missing)})"
         for connector in matrix["connectors"]
