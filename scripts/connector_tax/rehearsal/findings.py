@@ -34,7 +34,7 @@ COLUMNS = 80
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, sentences, and a table of text."""
+    """A section of the page: a heading, sentences, and a table of text."""
 
     title: str
     sentences: list[str] = field(default_factory=list)

@@ -221,7 +221,7 @@ def virtual_engine(study: StudyDocument, launch: Launch, machine: Machine) -> Vi
 
 
 def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: Machine) -> None:
-    """Write the launch's files below the study's folder `root`."""
+    """Run a launch in virtual time, and write its files below the study's folder `root`."""
     folder = launch.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     cells, reason = cell_order(study, launch), launch_skip_reason(root, launch)

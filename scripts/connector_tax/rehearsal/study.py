@@ -72,7 +72,7 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     """Rehearse a study in the empty folder `root`.
 
     Raises:
-        SimulationError: a process of it failed, or a shape cannot be served.
+        SimulationError: a process of the rehearsal failed, or a shape cannot be served.
     """
     rehearsal = run_phases(study, machine, root, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
     if rehearsal.rates is not None:
@@ -125,7 +125,7 @@ def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) 
 
 
 def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
-    """Write the study's own files; return the design with `blocks` blocks."""
+    """Write the rehearsed study's own files; return its design, which has `blocks` blocks."""
     config = study["config"].copy()
     document: StudyDocument = {**study, "config": config}
     if study["blocks"] != blocks:

@@ -1,7 +1,7 @@
 """The study's answer in one sentence, open questions, and the limits of the study.
 
 Derived from the verdicts over all rates (docs/method.md, "Verdicts"); the numbers are on the
-scorecard. Also hypotheses, success criteria and interim analyses, if the study has their subjects.
+scorecard. Also hypotheses, success criteria and interim analyses, if the study covers them.
 """
 
 import argparse
@@ -265,7 +265,7 @@ def _block_minutes(study: StudyTables) -> str:
 
 
 def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
-    """Return the number of blocks behind the taxes, which is lower if blocks were lost."""
+    """Return a phrase on the number of valid blocks, and on the number that can prove a tax."""
     by_count: dict[int, list[str]] = {}
     for label, rows in chosen:
         by_count.setdefault(min(row.n_blocks or 0 for row in rows), []).append(label)

@@ -319,7 +319,7 @@ def _difference(row: EffectRow | None, digits: int) -> TableCell:
 
 
 def every_resource(study: StudyTables) -> Table:
-    """Return all numbers of all resources."""
+    """Return a table with every recorded number of every resource."""
 
     def taxed(row: EffectRow, value: float | None) -> float | None:
         return value if row.scale == tables.LOG else None

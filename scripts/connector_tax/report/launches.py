@@ -1,4 +1,4 @@
-"""The planned launches with their cells, checks and timing; validity and drift."""
+"""Collect the report's data on launches: cells, checks, timing, validity and drift."""
 
 import statistics
 from collections import Counter
@@ -119,7 +119,7 @@ class Overhead:
 
 
 def overhead(launches: Iterable[LaunchReport]) -> Overhead:
-    """Return sums over every launch that ran; the wall time includes gaps between launches.
+    """Return the overhead of all launches that ran; wall time includes gaps between launches.
 
     A gap longer than `PAUSE_S` is an interruption of the study, not overhead, and so is the gap
     after a launch without a recorded end, whose driver was killed after its last cell.
@@ -261,7 +261,7 @@ def drift_rows(study: StudyTables) -> list[DriftRow]:
 
 
 def drift_summary(drift: Sequence[DriftRow]) -> list[tuple[str, int, float, DriftRow]]:
-    """Return by metric: comparisons, median change, and the row with the largest change."""
+    """Return metric, number of comparisons, median change, and row with the largest change."""
     changes = []
     for metric in dict.fromkeys(row.metric for row in drift):
         rows = [row for row in drift if row.metric == metric]
@@ -271,7 +271,7 @@ def drift_summary(drift: Sequence[DriftRow]) -> list[tuple[str, int, float, Drif
 
 
 def drift_table(drift: Sequence[DriftRow]) -> Table:
-    """Return every comparison of plain with its later launch in the block."""
+    """Return a table of the comparisons of plain's first and last launch in each block."""
     columns: list[Column[DriftRow]] = [
         ("Block", lambda row: number(int(row.block), 0)),
         ("Phase", lambda row: row.phase),

@@ -72,7 +72,7 @@ def render(study: StudyTables) -> str:
 
 
 def context(study: StudyTables) -> dict[str, Any]:
-    """Return the template's values, and the modules whose functions it calls."""
+    """Return the template's values, and the modules whose functions the template calls."""
     engine = study.settings["engine"]
     tables = study.root / paths.ANALYSIS
     launches = runs.read_launches(study)

@@ -101,25 +101,25 @@ def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
 
 
 def percent(value: float | None) -> TableCell:
-    """Return a share, in per cent."""
+    """Return a cell with a share in per cent."""
     return TableCell(text.DASH if value is None else text.signed(100 * value, 1), value)
 
 
 def number(value: float | None, decimals: int = 2) -> TableCell:
-    """Return a plain number."""
+    """Return a cell with a number of fixed decimals."""
     return TableCell(text.number(value, decimals), value)
 
 
 def compact(value: float | None) -> TableCell:
-    """Return a number with as many digits as it needs."""
+    """Return a cell with a number that has as many digits as it needs."""
     return TableCell(text.compact(value), value)
 
 
 def interval(low: float | None, high: float | None) -> TableCell:
-    """Return an interval of taxes, sorted by its lower end."""
+    """Return a cell with an interval of taxes, which sorts by its lower end."""
     return TableCell(text.interval(low, high), low)
 
 
 def signed_size(*ends: float | None) -> TableCell:
-    """Return text such as `+12 [+10, +14]` of a number and its interval."""
+    """Return a cell such as `+12 [+10, +14]`: a number and its interval."""
     return TableCell(text.size(*ends), ends[0])
