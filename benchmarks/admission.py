@@ -1,4 +1,4 @@
-"""Compare fifo and pack admission: repeat an experiment with a GPT-2 engine on the embedded engine.
+"""Compare the admission policies fifo and pack: repeat a GPT-2 experiment on the embedded engine.
 
 128 requests arrive at once, with prompts of 515, 4, 4, 4 tokens in turn (the source's 512, 1, 1, 1,
 plus three tokens that make each prompt unique) and 32 new tokens each. The prefill budget is 256
@@ -71,7 +71,7 @@ Figures = dict[str, float]
 
 
 class Stream(NamedTuple):
-    """One request in CLOCK_MONOTONIC ns: its write, and the read of each token."""
+    """The times of a request (CLOCK_MONOTONIC, ns): its write, and the read of each token."""
 
     t_send_ns: int
     tokens_ns: list[int]
@@ -84,7 +84,7 @@ def prompts() -> list[list[int]]:
 
 
 def summarize(streams: list[Stream]) -> Figures:
-    """Return the figures of a run that the source reports too."""
+    """Return those statistics of a run that the source also reports."""
     send, tokens = (np.array(stamps) for stamps in zip(*streams, strict=True))
     first, last = tokens[:, 0], tokens[:, -1]
     per_token = (last - first) / (_NEW_TOKENS - 1)
@@ -133,7 +133,7 @@ def _run(policy: str) -> Figures:
 
 
 def measured() -> dict[str, Figures]:
-    """Return each policy's figures as medians over the runs."""
+    """Return each policy's statistics as medians over the runs."""
     runs: dict[str, list[Figures]] = {policy: [] for policy in _POLICIES}
     for _ in range(_RUNS):
         for policy, taken in runs.items():
@@ -145,7 +145,7 @@ def measured() -> dict[str, Figures]:
 
 
 def table(emulated: dict[str, Figures]) -> Table:
-    """Return the figures of both policies, emulated and from the source, and their change."""
+    """Return the statistics of both policies, emulated and from the source, and their change."""
     sides = {"emulated": emulated, "source": _SOURCE}
     columns = [f"{side}: {what}" for side in sides for what in (*_POLICIES, "change")]
     shown = Table("", *columns, title="percentiles in ms")

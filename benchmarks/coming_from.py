@@ -1,11 +1,12 @@
-"""Run command lines of other clients and the equivalents here against the same server.
+"""Run command lines of other clients, and their equivalents here, against the same server.
 
     python -m benchmarks.coming_from --peer "vllm bench serve=PATH" --tokenizer FOLDER
 
 Both lines of a pair run against the C event server, whose log gives the requests, the tokens of
 each answer, and the most at once; the TTFT that the client prints is shown too. The command
-rewrites the page docs/coming-from.md if every other client is given by a --peer, and else leaves
-it as it is. AIPerf takes a tokenizer by its name in the Hugging Face cache (`--aiperf-tokenizer`).
+rewrites the page docs/coming-from.md if every other client is given by a --peer; otherwise it
+leaves the page as it is. AIPerf takes a tokenizer by its name in the Hugging Face cache
+(`--aiperf-tokenizer`).
 """
 
 import json
@@ -161,7 +162,7 @@ def did(arguments: list[str], client: str = "") -> str:
 
 
 def seen(responses: list[list[int]]) -> str:
-    """Return the numbers of requests, of tokens in each, and of requests at once."""
+    """Return the number of requests, the tokens of each, and the most requests at once, as text."""
     if len(responses) < 2:
         return f"{len(responses)} requests"
     tokens = np.unique([len(stamps) - 1 for stamps in responses])
@@ -215,7 +216,7 @@ def page(results: list[tuple[str, str]]) -> str:
 
 
 def write_page(target: Path, results: list[tuple[str, str]], clients: Collection[str]) -> str:
-    """Write the page if `clients`, which were run, are all of its clients; return what was done."""
+    """Write the page if all of its clients were run; return a line on what was done."""
     missing = [client for client in PROGRAM if client not in clients]
     if missing:
         return f"{target} is left as it is: no --peer for {', '.join(missing)}"

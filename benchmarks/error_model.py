@@ -129,8 +129,9 @@ class Shares:
         covered: share of 95% intervals that contain the truth, by configuration.
         costs: share of studies with a false cost of any configuration; of any quiet configuration.
         less: share of "less than the margin", by configuration.
-        detected: share that finds a cost of 3% of the last configuration; by the pooled error.
-        at_margin: share of "less" at a true cost of the margin, worst configuration, by margin.
+        detected: share that detects a cost of 3% of the last configuration, first by the error
+            model, then by a pooled error. at_margin: share of "less" at a true cost of the margin,
+            worst configuration, by margin.
     """
 
     studies: int
@@ -142,7 +143,7 @@ class Shares:
 
 
 def shifted(effect: Effect, by: float) -> Effect:
-    """Return the effect with a further cost, a fraction."""
+    """Return the effect with an added cost of `by` (a fraction)."""
     return replace(effect, contrast=effect.contrast + float(np.log1p(by)))
 
 
@@ -166,7 +167,7 @@ def simulate(scenario: Scenario, blocks: int, studies: int) -> Shares:
 def _outcomes(
     scenario: Scenario, blocks: int, levels: Levels, rng: np.random.Generator
 ) -> list[list[float]]:
-    """Return each configuration's right and wrong results in a study."""
+    """Simulate one study; return which of its results are right or wrong, by configuration."""
     launches = scenario.study(rng, blocks)
     rows = []
     names = scenario.names
@@ -235,7 +236,7 @@ class Aim:
 
 
 def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iterator[Aim]:
-    """Yield the aims.
+    """Yield the aims of a scenario with the measured shares.
 
     Args:
         equal: the outcomes of the same layout with equal launch errors.
@@ -276,7 +277,7 @@ def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iter
 
 
 def least_covered(ratio: float, blocks: int) -> float | None:
-    """Return the aim of a noisy configuration's coverage; two blocks have none."""
+    """Return the required coverage of a noisy configuration; None for two blocks."""
     if blocks == 2:
         return None
     if blocks == 3:
@@ -359,7 +360,7 @@ def work() -> None:
 
 
 def planned_over_true(ratio: float, studies: int) -> float:
-    """Return the half-width planned from three blocks for six, over the true one (median)."""
+    """Return the median ratio of a half-width planned after three of six blocks to the true one."""
     scenario = Scenario(f"planning x{ratio:g}", 7, noisier((BASELINES,), ratio), (0,))
     rng, levels = named_generator(f"error model/{scenario.name}"), family_levels(CONFIDENCE, 7)
     shares = []
@@ -379,7 +380,7 @@ def planned_over_true(ratio: float, studies: int) -> float:
 
 
 def ab_table(studies: int, workers: int) -> Table:
-    """Return verdicts of `ab` on equal servers, and on one that costs 6 or 3% at 1% noise."""
+    """Return how often `ab` has a verdict on equal servers, and on one that costs 3 or 6%."""
     del workers
     kinds: dict[str, Callable[[int], Errors]] = {"alike": lambda _: alike}
     for ratio in (3, 5, 10):

@@ -63,7 +63,7 @@ def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
 
 
 def half_seconds(study_file: Path, cell: str) -> pd.DataFrame:
-    """Return rows with launch, configuration, and medians of `step` and `schedule` (log us)."""
+    """Return the median `step` and `schedule` (log us) of each half second of each launch."""
     rows = []
     for launch in launches(read_study(study_file), "A"):
         folder = launch.folder(study_file.parent)

@@ -26,20 +26,20 @@ def heavy_tails(rng: np.random.Generator, place: Floats) -> Any:
 
 
 def drift(rng: np.random.Generator, place: Floats) -> Any:
-    """Draw errors with a linear drift: a block's last launch differs from its first by 2.5 (sd)."""
+    """Draw errors with a linear drift over each block; the drift's standard deviation is 2.5."""
     slope = rng.normal(0, 2.5, (len(place), 1))
     return alike(rng, place) + slope * place / (place.shape[1] - 1)
 
 
 def bursts(rng: np.random.Generator, place: Floats) -> Any:
-    """Draw errors with two successive launches 5 slower in every other block."""
+    """Draw errors; in about half of the blocks, two successive launches are slower by 5."""
     first = rng.integers(place.shape[1] - 1, size=(len(place), 1))
     struck = (rng.random((len(place), 1)) < 0.5) & (place >= first) & (place <= first + 1)
     return alike(rng, place) + 5 * struck
 
 
 def regime(rng: np.random.Generator, place: Floats) -> Any:
-    """Draw errors with all launches 3 slower from a random one on, in every other block."""
+    """Draw errors; in about half of the blocks, all launches after a random one are slower by 3."""
     first = rng.integers(place.shape[1], size=(len(place), 1))
     return alike(rng, place) + 3 * ((rng.random((len(place), 1)) < 0.5) & (place >= first))
 
@@ -53,7 +53,7 @@ def autocorrelated(rng: np.random.Generator, place: Floats) -> Any:
 
 
 def slow_launches(rng: np.random.Generator, place: Floats) -> Any:
-    """Draw errors with one launch in twenty 8 slower."""
+    """Draw errors; one launch in twenty is slower by 8."""
     return alike(rng, place) + 8 * (rng.random(place.shape) < 0.05)
 
 

@@ -75,7 +75,7 @@ def _own_ttft(folder: Path) -> tuple[float, float]:
 
 
 def reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
-    """Return a reader of p50 and p99 from a peer's report, below the keys of `path`."""
+    """Return a function that reads p50 and p99 from a peer's report, below the keys of `path`."""
 
     def read(folder: Path) -> tuple[float, float]:
         report = json.loads((folder / file).read_text())
@@ -87,7 +87,7 @@ def reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
 
 
 def _veeksha_file(load: Mapping[str, Any]) -> dict[str, Any]:
-    """Return veeksha's configuration, for chat since its completions client does not stream."""
+    """Return veeksha's configuration; it uses chat because veeksha's completions do not stream."""
     interval = {"type": "fixed", "interval": 1 / load["rate"]}
     traffic: dict[str, Any] = {"type": "rate", "interval_generator": interval}
     if load["places"]:

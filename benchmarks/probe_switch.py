@@ -43,7 +43,7 @@ class Switch:
                     self._changes.append((changed, name, old.get(name, _ABSENT), value))
 
     def replace(self, owner: Any, name: str, without: Any, probed: Any) -> None:
-        """Set `probed`, or `without` while the probe is switched off."""
+        """Set an attribute to `probed`, or to `without` while the probe is switched off."""
         setattr(owner, name, probed)
         self._changes.append((owner, name, without, probed))
 

@@ -1,4 +1,4 @@
-"""Time what a developer waits for: a replot of each archive and a dry run of the default study.
+"""Time two commands for developers: a replot of each archive, a dry run of the default study.
 
 Each checkout has its own `.venv`. Checkouts take turns, so that all see the same machine. CPU time
 is of all processes, peak memory of the largest one.
@@ -38,7 +38,8 @@ def usage_of(checkout: Path, arguments: Sequence[str]) -> Usage:
     """Run a checkout's Snakemake in an empty folder; return its time and memory.
 
     Raises:
-        ArtifactError: the checkout has no Snakemake, or the command fails; holds its output.
+        ArtifactError: the checkout has no Snakemake, or the command fails; the text contains its
+        output.
     """
     snakemake = checkout / ".venv" / "bin" / "snakemake"
     if not snakemake.exists():

@@ -10,7 +10,7 @@ from connector_tax.vllm.noop_connector import NoOpConnector
 
 
 class SlowConnector(NoOpConnector):
-    """The no-op connector, and `spin_us` microseconds of the scheduler's CPU in each step."""
+    """A no-op connector that uses the scheduler's CPU for `spin_us` microseconds in each step."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
