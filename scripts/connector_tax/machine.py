@@ -128,7 +128,7 @@ class GpuError(Exception):
 def query_gpus(
     fields: Sequence[str], gpu: str | None = None, units: bool = True
 ) -> list[dict[str, str]]:
-    """Return these fields of every GPU, by the names of `nvidia-smi --help-query-gpu`.
+    """Return fields of every GPU, which are named as in `nvidia-smi --help-query-gpu`.
 
     Args:
         gpu: only this GPU, by its index or UUID.

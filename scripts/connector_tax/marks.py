@@ -44,7 +44,7 @@ SPARE_MARKS = (
 
 
 def marks_of(configurations: Iterable[str]) -> dict[str, Mark]:
-    """Return the mark of each configuration by id: from the design, a spare one, or an open one.
+    """Return each configuration's mark by id: the design's, a spare mark, or an open mark.
 
     Open marks pair the same colours and markers anew, so that there is one for every configuration.
     """

@@ -26,7 +26,8 @@ def percentile_of(ordered: "Sequence[float] | NDArray[np.floating[Any]]", percen
 def at_least(ordered: "Sequence[float]", percent: float) -> float:
     """Return the lower end of the 95% interval of a percentile of an ascending sample.
 
-    A sample too small for that end gives its least value; the end is never above the percentile.
+    If the sample is too small for that end, its smallest value is returned. The end is never above
+    the percentile.
     """
     low, _ = order_statistic_ranks(len(ordered), percent, 0.95)
     return min(ordered[(low or 1) - 1], percentile_of(ordered, percent))

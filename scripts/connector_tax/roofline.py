@@ -148,7 +148,7 @@ def read_accelerator(
 
 @dataclass(frozen=True)
 class Roofline:
-    """The cost of a step, and the memory, of a model on `gpus` accelerators.
+    """A step's cost and the memory of a model on `gpus` accelerators.
 
     Raises:
         ConfigError: the model's weights are fp8, which the accelerator lacks.

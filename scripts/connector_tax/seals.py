@@ -219,7 +219,7 @@ def _complete_lines(path: Path) -> list[bytes]:
 
 @contextlib.contextmanager
 def _chain(folder: Path) -> Iterator[list[tuple[str, SealLink]]]:
-    """Hold the lock on the chain and yield its links.
+    """Lock the chain and yield its links.
 
     Raises:
         ArtifactError: there are no links, although a launch was sealed.

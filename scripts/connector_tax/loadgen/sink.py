@@ -28,7 +28,7 @@ RECENT = 200
 
 
 class RecordSink:
-    """A consumer of finished requests: writes each one's line and drops the stamps of its reads.
+    """A consumer of finished requests that writes a line for each and drops its reads' stamps.
 
     `itl_ms`: the gaps between successive reads with tokens, of the measured successes; 4 bytes
     each, where the records would need 16. A gap is divided among the tokens of an event that holds

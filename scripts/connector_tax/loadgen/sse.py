@@ -73,7 +73,7 @@ class EventSplitter:
 
     @property
     def rest(self) -> bytes:
-        """Return the bytes of an event whose blank line has not come."""
+        """Return the bytes of the unfinished event, whose blank line has not arrived yet."""
         return b"".join(self._pending)
 
     def _keep(self, piece: bytes) -> None:
@@ -101,9 +101,9 @@ class Usage(msgspec.Struct):
 
 
 def usage_of(response: "Response") -> Usage | None:
-    """Return the usage of a chunk or response, from wherever servers put it; None without counts.
+    """Return the token usage in a chunk or a whole response; None without counts.
 
-    Besides `usage` these are the choice's (Moonshot) and that in `x_groq`.
+    It is in `usage`, in the `usage` of a choice (Moonshot) or in that of `x_groq`.
     """
     inner = response.x_groq.get("usage") if isinstance(response.x_groq, dict) else None
     places = [response.usage, *(choice.usage for choice in response.choices or ()), inner]
@@ -136,7 +136,7 @@ _NO_TEXT = ("type", "id", "index", "role")
 
 
 def has_text(value: Any) -> bool:
-    """Return whether a field of a message, or a part of it at any depth, holds text."""
+    """Return whether a field of a message, or a part of the field at any depth, contains text."""
     if isinstance(value, list):
         return any(map(has_text, value))
     if isinstance(value, dict):
@@ -164,7 +164,7 @@ class Message(msgspec.Struct):
 
     @property
     def answers(self) -> bool:
-        """Return whether the message holds text of the answer, a refusal or (a part of) a call."""
+        """Return whether the message contains text of the answer, a refusal or part of a call."""
         return has_text([self.content, self.tool_calls, self.function_call, self.refusal])
 
 
@@ -182,13 +182,13 @@ class Choice(msgspec.Struct):
 
     @property
     def speaks(self) -> bool:
-        """Return whether the choice holds text, reasoning or a part of a tool call."""
+        """Return whether the choice contains text, reasoning or a part of a tool call."""
         delta = self.delta
         return bool(self.text) if delta is None else delta.reasons or delta.answers
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the choice gives no count of its tokens."""
+        """Return whether the choice has neither token ids nor logprobs to count its tokens by."""
         return self.token_ids is None and self.logprobs is None
 
     @property
@@ -414,7 +414,7 @@ class StreamAccumulator:
         return True
 
     def silent_are_tokens(self, strict: bool, wanted: int | None) -> bool:
-        """Return whether silent events were tokens, by the server's final count.
+        """Return whether `silent` events (see the class) were tokens, by the server's final count.
 
         If other events have text, silent events are tokens only if the answer's length was fixed:
         otherwise the count may include an end-of-sequence token without an event. With `strict`
@@ -594,7 +594,7 @@ def decode_response(payload: bytes, exact: bool = False) -> Response:
 
 
 def _decode_loosely(payload: bytes, exact: bool) -> Response:
-    """Decode JSON with bytes, control characters or numbers that its grammar forbids.
+    """Decode JSON with bytes, control characters or numbers that JSON's grammar forbids.
 
     Raises:
         ValueError: `payload` is not even such JSON, or with `exact` the answer's text has such

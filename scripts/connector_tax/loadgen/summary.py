@@ -196,7 +196,7 @@ def _goodput(
     requests: int,
     window_s: float,
 ) -> dict[str, Any]:
-    """Count the requests within every limit of `slos_ms`; a missing latency is not within."""
+    """Count the requests within every limit of `slos_ms`; a missing latency breaks its limit."""
     good = sum(
         all(row.get(name, math.inf) <= limit for name, limit in slos_ms) for row in latencies
     )

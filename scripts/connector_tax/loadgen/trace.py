@@ -144,7 +144,7 @@ def number_blocks(trace: Trace) -> tuple[list[tuple[int, ...]], list[tuple[int, 
 
 
 class TracePrompts:
-    """A maker of the prompt of each request of a trace, from token ids below `vocabulary`.
+    """A maker of the prompts of a trace's requests, from token ids below `vocabulary`.
 
     Prompts are equal as far as their leading ids are, and differ from there on: blocks that follow
     the same block begin with different tokens. If more blocks follow the same block than token ids

@@ -151,7 +151,7 @@ class Load:
 
     @property
     def waits_for_results(self) -> bool:
-        """Return whether the end of one request makes another due or ends it."""
+        """Return whether the end of one request can make another request due, or end it."""
         if isinstance(self.sessions, Singles):
             return False
         return any(len(session.nodes) > 1 for session in self.sessions)
@@ -272,7 +272,7 @@ class SessionScheduler:
         ]
 
     def next_ns(self, now_ns: int) -> int | None:
-        """Return when the next request is due; None: only after one in flight has ended."""
+        """Return when the next request is due; None if that depends on a request in flight."""
         candidates = [self._next_start_ns(now_ns), self._queue[0][0] if self._queue else None]
         return min((t for t in candidates if t is not None), default=None)
 

@@ -164,8 +164,8 @@ def shared_memory(workers: int) -> int:
 class InFlight:
     """One process's view of the requests in flight.
 
-    At every instant the counts add up to no more than the cap: a request is counted once it has its
-    place, and no longer counted before it gives it back.
+    At every instant the counts add up to no more than the cap: a request is counted only after it
+    has taken its place, and uncounted before it gives the place back.
     """
 
     def __init__(self, descriptor: int, workers: int) -> None:
@@ -185,7 +185,7 @@ class InFlight:
         return sum(self._counts)
 
     def enter(self, worker: int) -> bool:
-        """Count a request of `worker` as in flight; return False, uncounted, at the cap."""
+        """Count a request of `worker` as in flight; at the cap, count nothing and return False."""
         if _sem_trywait(self._address) != 0:
             return False
         self._counts[worker] += 1

@@ -1,4 +1,4 @@
-"""Return the part of an answer that descendants inherit."""
+"""Return the part of an answer that later requests of its session contain."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from connector_tax.loadgen.sse import Choice, Message, text_of
 
 
 def output_of(choices: Sequence[Choice]) -> Output:
-    """Return the text of an answer, or its message if it holds more than text.
+    """Return the text of an answer, or its message if it contains more than text.
 
     A message with calls keeps them; a message without text keeps its reasoning, under the server's
     name for it, or its refusal. Reasoning before a text is not inherited.
@@ -49,6 +49,6 @@ def _calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _extend(function: dict[str, str], part: Mapping[str, str | None]) -> None:
-    """Append the part of a name and of arguments that a chunk brought."""
+    """Append the parts of a call's name and arguments that a chunk contains."""
     for name, piece in part.items():
         function[name] = function.get(name, "") + (piece or "")

@@ -356,7 +356,7 @@ class Worker:
             self._write(request, connection)
 
     def _expire(self) -> None:
-        """Fail requests that have taken too long, and look again at the next deadline.
+        """Fail requests that have taken too long, and set the timer for the next deadline.
 
         Requests of a run have one time-out and are fired in the order of their due times: the
         oldest has the next deadline.
@@ -479,7 +479,7 @@ class Worker:
             self._send_results(ended)
 
     def _send_results(self, ended: list[RequestRecord]) -> None:
-        """Send the results as one message, or each by itself if that is too long or impossible."""
+        """Send results in one message, or one by one if the message is too long or not encodable."""
         try:
             frame = self._encode(Ended(ended))
         except UnicodeEncodeError as error:

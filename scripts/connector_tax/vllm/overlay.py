@@ -129,7 +129,7 @@ def describe_vllm(python: Path) -> VllmDescription:
 
 
 def refuse_unfit_for_device_time(python: Path, device: Mapping[str, Any]) -> None:
-    """Check that the device of the vLLM installed for `python` can be emulated: names, then a step.
+    """Check that a device can be emulated for `python`'s vLLM: by its names, then by one step.
 
     Args:
         device: coefficients of the emulated device, as in a launch's device_time.json.
