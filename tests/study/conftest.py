@@ -1,4 +1,4 @@
-"""Fixtures for the measuring side: drivers started by hand, stand-ins for programs."""
+"""Fixtures for tests of measurements: drivers started by hand, and stand-ins for programs."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -63,7 +63,7 @@ def arguments(study_file: Path, config: str = "plain", phase: str = "A") -> list
 def start_driver(
     study_file: Path, environment: Mapping[str, str] | None = None, *prefix: str
 ) -> subprocess.Popen[str]:
-    """Return the driver of plain's Phase A, started; `prefix` is a command that starts it."""
+    """Start the driver of plain's Phase A and return it; `prefix` is a command that starts it."""
     inherited = {k: v for k, v in os.environ.items() if k != PARENT_VARIABLE}
     return subprocess.Popen(
         [*prefix, sys.executable, "-m", "connector_tax.study.launch", *arguments(study_file)],

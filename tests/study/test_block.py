@@ -1,4 +1,4 @@
-"""Test a block's driver: a warning ends it with its current cell, and no cell is lost."""
+"""Test a block's driver: a warning signal ends it after its current cell, and no cell is lost."""
 
 import contextlib
 import signal
@@ -66,7 +66,7 @@ def all_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
         ("all", signal.SIGUSR1),
     ],
 )
-def test_warned_block_ends_after_its_cell_and_resumes(
+def test_block_ends_after_its_cell_on_a_warning_signal_and_resumes(
     tmp_path: Path, reached: str, number: signal.Signals
 ) -> None:
     study_file = write_study(tmp_path)
@@ -89,7 +89,7 @@ def test_warned_block_ends_after_its_cell_and_resumes(
     assert len(after) == 6
 
 
-def test_warning_in_the_last_cell_starts_no_further_launch(tmp_path: Path) -> None:
+def test_warning_signal_in_the_last_cell_prevents_further_launches(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     study = read_json(study_file)
     study["cells"]["A"] = study["cells"]["A"][:1]
@@ -102,7 +102,7 @@ def test_warning_in_the_last_cell_starts_no_further_launch(tmp_path: Path) -> No
     assert len(cells(study_file)) == len(list(attempts(study_file))) == 1
 
 
-def test_warning_leaves_time_for_the_longest_cell_and_the_server_stop() -> None:
+def test_warning_signal_leaves_time_for_the_longest_cell_and_the_server_stop() -> None:
     config = resolve(load_yaml(TINY), "tiny.yaml")["config"]
     cell, server = config["cell"], config["server"]
     longest = cell["warmup_s"] + cell["cap_s"] + cell["drain_s"]

@@ -103,7 +103,7 @@ def _until_raised(server: Server) -> None:
         time.sleep(0.01)
 
 
-def test_command_that_leaves_no_process_is_named(tmp_path: Path) -> None:
+def test_command_that_leaves_no_process_is_reported(tmp_path: Path) -> None:
     with (
         started(tmp_path, ["bash", "-c", "echo ready at 18765"]) as server,
         pytest.raises(ServerError, match="status 0, and left no server"),
@@ -125,7 +125,7 @@ def test_server_at_another_address_is_named(
     assert "waiting for the server: the server listens only at ::1" in messages[0]
 
 
-def test_container_is_asked_for_with_the_options_of_its_engine(
+def test_container_is_inspected_with_the_options_of_the_users_command(
     tmp_path: Path, docker: Path
 ) -> None:
     (docker.parent / "context").touch()
@@ -148,7 +148,9 @@ def test_container_is_asked_for_with_the_options_of_its_engine(
          "/usr/bin/nerdctl --namespace=k8s"),
     ],
 )  # fmt: skip
-def test_command_of_the_container_engine(tmp_path: Path, line: str, command: str) -> None:
+def test_container_engine_and_its_options_are_read_from_a_command_line(
+    tmp_path: Path, line: str, command: str
+) -> None:
     printed = "0123456789abcdef" * 4
     found = find_detached(tmp_path, ["bash", "-c", line], "driver", printed, [])
     assert found is not None

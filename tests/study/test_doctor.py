@@ -380,7 +380,7 @@ def test_configuration_skipped_by_its_gate_needs_no_rdma(tmp_path: Path, skipped
 
 
 def interpreter_of(package: Path) -> Path:
-    """Return an interpreter that finds a vLLM there, which cannot be imported."""
+    """Return an interpreter that finds a vLLM in `package` but cannot import it."""
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('to be found, not imported')\n")
     script = f'PYTHONPATH={package.parent} exec {sys.executable} "$@"'

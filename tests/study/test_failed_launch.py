@@ -31,7 +31,7 @@ def test_a_failed_plain_ends_the_run(study_file: Path, capsys: pytest.CaptureFix
     assert read_json(folder / "index.failed.json")["status"] == "failed"
 
 
-def test_launch_whose_connector_died_fails_by_its_log(
+def test_launch_fails_if_the_servers_log_shows_a_dead_connector(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study_file = write_study(tmp_path / "results" / "tiny")
@@ -48,7 +48,7 @@ def test_launch_whose_connector_died_fails_by_its_log(
     assert "its log says: Failed to connect to master" in "".join(capsys.readouterr())
 
 
-def test_phase_without_a_rate_of_its_own_is_skipped_in_one_line(
+def test_phase_with_the_same_rate_as_another_is_skipped_with_one_line(
     study_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = read_json(study_file)
@@ -109,7 +109,7 @@ STOLEN = "".join(
 )
 
 
-def test_void_cells_are_counted_by_cause_with_what_to_do(
+def test_void_cells_are_counted_by_cause_with_a_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study_file = write_study(tmp_path / "results" / "tiny")

@@ -176,7 +176,7 @@ def _measure(document: StudyDocument, launch: Launch, folder: Path) -> CellRecor
 
 
 def _stamp_errors_us(record: CellRecord, folder: Path) -> float:
-    """Return the larger median of client's minus server's stamp, first and last token.
+    """Return the median of client minus server stamps (us), the larger of first and last token's.
 
     It counts the answers that the fault struck, or all answers if it struck none.
     """

@@ -37,7 +37,7 @@ from tests.study.driving import drive
 
 
 def owner_and_child(code: str) -> tuple[subprocess.Popen[bytes], subprocess.Popen[str]]:
-    """Start a process, and another that runs `code` and has it as the parent to watch."""
+    """Start a process, and a second that runs `code` and watches the first as its parent."""
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     environment = {**os.environ, PARENT_VARIABLE: process_name(owner.pid)}
     child = subprocess.Popen(

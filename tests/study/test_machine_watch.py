@@ -203,7 +203,7 @@ def test_foreign_processes_on_the_studys_gpus_are_recorded(
     own = f"GPU-a, {sleeper}\nGPU-a, {os.getpid()}\n"
 
     def until(text: str, told: list[int] | None) -> None:
-        """Make nvidia-smi print this until a chunk lists these foreign processes."""
+        """Make nvidia-smi print `text` until a chunk lists the processes `told` as foreign."""
         (tmp_path / "next").write_text(text)
         (tmp_path / "next").rename(users)
         deadline, before = time.monotonic() + 20, len(written(path))

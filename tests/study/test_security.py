@@ -23,7 +23,7 @@ CONFIGURATIONS = load_configurations(ROOT / "config" / "configurations.yaml")
 
 
 def test_workflow_rules_quote_every_shell_value() -> None:
-    """Pass configuration values to a shell only through Snakemake's `:q`."""
+    """Check that configuration values reach a shell only through Snakemake's `:q`."""
     fixed = {"input.study", "log", "output", "params.study", "params.folder"}
     for path in sorted((ROOT / "workflow" / "rules").glob("*.smk")):
         for text in re.findall(r'^ +"(.*)"$', path.read_text(), re.MULTILINE):

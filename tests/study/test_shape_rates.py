@@ -1,4 +1,4 @@
-"""Test shape rates: probed on plain, equal for all, rejected if from another state."""
+"""Test shape rates: probed on plain, equal for all configurations, refused for another design."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def probed(study: StudyDocument, root: Path, completed_s: list[float]) -> None:
     write_json(root / paths.SHAPE_RATES, content)
 
 
-def test_shape_rate_is_the_lower_of_reference_and_share(study_file: Path) -> None:
+def test_shape_rate_is_at_most_reference_rate_and_share_of_throughput(study_file: Path) -> None:
     study, root = read_json(study_file), study_file.parent
     with pytest.raises(ArtifactError, match=r"shape_rates\.json"):
         shape_limits(study, root, "B")

@@ -34,7 +34,7 @@ def edit(study_file: Path, changes: dict[str, Any]) -> None:
 
 
 def measured(study_file: Path, *prefix: str) -> list[CellFolder]:
-    """Return the cells of plain's Phase A, measured."""
+    """Measure plain's Phase A and return its cells."""
     done = drive(study_file, None, *prefix)
     assert done.returncode == 0, done.stdout
     return cells_of(study_file)
