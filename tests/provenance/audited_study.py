@@ -248,7 +248,7 @@ def seal_cell(cell: Path) -> None:
 
 @contextlib.contextmanager
 def edited_json(path: Path) -> Iterator[Any]:
-    """Change a JSON file inside the block."""
+    """Yield the content of a JSON file, and write it back at the end of the block."""
     value = read_json(path)
     yield value
     write_json(path, value)
@@ -256,7 +256,7 @@ def edited_json(path: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def edited_lines(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Change the records of a JSON-lines file inside the block."""
+    """Yield the records of a JSON-lines file, and write them back at the end of the block."""
     records = list(read_jsonl(path))
     yield records
     write_lines(path, records)

@@ -110,7 +110,7 @@ MALFORMED: dict[str, tuple[Tamper, str]] = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_failure_of_a_malformed_record_names_it(root: Path, what: str) -> None:
+def test_audit_failure_names_the_malformed_record(root: Path, what: str) -> None:
     tamper, message = MALFORMED[what]
     tamper(root)
     shown = [f"{c.subject}: {c.message}" for c in failures(root / "study.json")]

@@ -206,7 +206,7 @@ def test_a_damaged_table_is_refused(
 
 
 @pytest.mark.parametrize("name", ["study.json", "seals.jsonl", TABLE])
-def test_error_of_a_key_that_an_object_has_twice_names_file_and_key(
+def test_error_for_a_duplicate_key_names_file_and_key(
     unpacked: Path, tmp_path: Path, name: str, refused: Verified
 ) -> None:
     path = changed(unpacked, tmp_path, name)
@@ -215,7 +215,7 @@ def test_error_of_a_key_that_an_object_has_twice_names_file_and_key(
     assert f"{name}: key 'twice' twice in one object" in line
 
 
-def test_file_that_a_table_has_twice_is_refused(
+def test_table_that_lists_a_file_twice_is_refused(
     unpacked: Path, tmp_path: Path, refused: Verified
 ) -> None:
     path = changed(unpacked, tmp_path, TABLE)
