@@ -1,4 +1,4 @@
-"""Test the admission benchmark: figures of known streams, and agreement with its source."""
+"""Test the admission benchmark: latencies of known streams, and agreement with its source."""
 
 from collections import Counter
 

@@ -51,7 +51,7 @@ print("seen", json.dumps(seen))
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("connector", ["One", "MultiConnector"])
-def test_probe_switched_off_restores_the_engine_and_on_records_again(
+def test_probe_restores_the_engine_when_off_and_records_when_on_again(
     tmp_path: Path, connector: str, asynchronous: bool
 ) -> None:
     tree, log = stub.write(tmp_path / "site"), tmp_path / "log"

@@ -39,7 +39,7 @@ def states(folder: Path, name: str) -> set[str]:
 
 
 @pytest.mark.workflow
-def test_slices_find_an_added_cost_of_three_percent_and_none_in_plain_twice(
+def test_slices_find_a_cost_of_three_percent_and_none_between_equal_servers(
     tmp_path: Path,
 ) -> None:
     slices = Slices(resolved(tmp_path), tmp_path, [1], 0.7)
