@@ -93,7 +93,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def browse(folder: Path, page: str, width: int, scheme: int, script: str = "") -> dict[str, Any]:
-    """Return the page's report on itself in a frame of that width; save a picture in `folder`."""
+    """Load a page in a frame of `width` pixels; return its checks' results, save a picture."""
     held = page.replace("<head>", f"<head>{EARLY}", 1)
     held = held.replace("</body>", f"{script}{LATE}</body>", 1)
     # No closing tag of a script may stand in the script that carries the page.

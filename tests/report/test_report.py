@@ -191,7 +191,7 @@ def test_tax_that_was_not_prespecified_is_marked_exploratory(source: str) -> Non
     assert "<td>exploratory</td>" in source
 
 
-def test_report_names_costs_below_the_margin_and_blocks_that_would_decide(
+def test_report_names_costs_below_the_margin_and_the_blocks_needed_to_decide(
     study: StudyTables,
 ) -> None:
     def judge(rows: list[dict[str, str]]) -> None:
