@@ -72,7 +72,7 @@ def test_rehearsal_of_an_h20_names_reference_rates_and_overloaded_cells() -> Non
         ("h20", "start-up of 60 s assumed; no accelerator in `rehearsal`"),
     ],
 )
-def test_assumption_is_named_without_an_accelerator(name: str, text: str) -> None:
+def test_duration_without_an_accelerator_names_its_assumption(name: str, text: str) -> None:
     study = shipped(name)
     study["config"].pop("rehearsal", None)
     known = durations_of(study)
@@ -94,7 +94,7 @@ def test_rehearsal_without_a_machine_prints_durations_and_assumptions(
     assert (tmp_path / paths.REHEARSAL_PAGE).read_text() in text
 
 
-def test_removed_key_names_its_replacement() -> None:
+def test_error_for_a_removed_key_names_its_replacement() -> None:
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     config["rehearsal"] = {"archive": "a.tar.zst", "launch": "plain/block0/A"}
     with pytest.raises(ConfigError, match=r"rehearsal\.archive: removed; name rehearsal\.acc"):

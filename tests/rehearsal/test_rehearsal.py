@@ -179,7 +179,7 @@ def virtual(rule: CellRule, rate_rps: float) -> tuple[VirtualCell, VirtualEngine
     return VirtualCell(offsets, rule, (4096, 8), 500_000_000), engine
 
 
-def test_rehearsed_overloaded_cell_drops_times_out_and_ends() -> None:
+def test_overloaded_cell_of_a_rehearsal_fails_requests_and_ends() -> None:
     # A prefill takes 0.1 s, and twenty requests/s arrive.
     rule = CellRule(0.1, 2.0, 1000, 4.0, 0.5, 16, 0.6)
     cell, engine = virtual(rule, 20)
