@@ -77,7 +77,7 @@ def test_async_scheduling_is_on_from_0_14_with_and_without_a_connector(version: 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_switching_the_manager_off_halves_the_blocks_of_gpt_oss(version: str) -> None:
+def test_switching_the_hybrid_manager_off_halves_the_blocks_of_gpt_oss(version: str) -> None:
     for row in HISTORY[version]["rows"]:
         if version.rpartition(".")[0] not in CAPACITY or row["state"] == "refuses":
             assert row["capacity"] == []

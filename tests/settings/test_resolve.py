@@ -1,4 +1,4 @@
-"""Test the program in vLLM's interpreter on stand-ins of vLLM: errors, processes, platform."""
+"""Test inside/resolve.py with stand-ins for vLLM: errors, processes, platform."""
 
 import os
 import signal
@@ -60,14 +60,14 @@ def test_refusal_is_recognised_wherever_vllm_is_installed(tmp_path: Path, place:
         "ValueError('x') from __import__('zipimport').ZipImportError('y')",
     ],
 )
-def test_error_of_the_machine_or_of_a_package_is_no_refusal(tmp_path: Path, raised: str) -> None:
+def test_error_of_the_machine_or_of_a_package_is_not_a_refusal(tmp_path: Path, raised: str) -> None:
     error = _raised(
         tmp_path / "site-packages", "vllm.config.vllm", f"def work():\n    raise {raised}\n"
     )
     assert state_of({"error": error}, "resolves") == "not resolved"
 
 
-def test_reason_of_a_checked_configuration_is_kept_with_its_field() -> None:
+def test_reason_of_a_rejected_configuration_names_its_field() -> None:
     reason = "Please specify kv_role when kv_connector is set"
     assert resolve.reason_in(WITHOUT_FIELD) == reason
     option = "argument --kv-transfer-config: "

@@ -1,4 +1,4 @@
-"""Test `connector-tax settings` on recorded answers of its program in vLLM's interpreter."""
+"""Test `connector-tax settings` with recorded answers of inside/resolve.py."""
 
 import copy
 import csv
@@ -289,7 +289,7 @@ def test_narrow_terminal_shows_what_differs_from_plain_as_a_list(width: int) -> 
     assert "  also" not in wide  # no row has a value there
 
 
-def test_layers_that_alone_differ_are_shown() -> None:
+def test_difference_in_layers_alone_is_shown() -> None:
     plain, nixl = copy.deepcopy([c for c in CELLS if c["model"] == CELLS[0]["model"]][:2])
     nixl["settings"] = plain["settings"] | {"specs": {"FullAttentionSpec, block 16": 24}}
     rows = [*rows_of([plain, nixl])]
@@ -304,7 +304,7 @@ def test_layers_that_alone_differ_are_shown() -> None:
     assert (last["also"], last["missing_packages"], last["started"]) == (also, "nixl", "True")
 
 
-def test_markdown_of_a_name_with_a_bar_has_as_many_columns() -> None:
+def test_bar_in_a_name_adds_no_markdown_column() -> None:
     name = '{"kv_connector": "a|b"}'
     rows = [row | {"connector": name.join(row["connector"].split("NixlConnector"))}
             for row in rows_of(CELLS)]  # fmt: skip

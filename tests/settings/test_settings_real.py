@@ -41,7 +41,7 @@ def test_three_models_with_four_connectors_resolve_as_recorded(
     assert rows == sorted(recorded, key=lambda row: key.index((row["model"], row["connector"])))
 
 
-def test_manager_forced_on_is_refused_for_a_connector_without_support(
+def test_hybrid_manager_forced_on_is_refused_for_a_connector_without_support(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flag = ["--", "--no-disable-hybrid-kv-cache-manager"]
