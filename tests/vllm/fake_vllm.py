@@ -1,4 +1,4 @@
-"""A server with vLLM's command line that fails in the way FAKE_VLLM names.
+"""A server with vLLM's command line that fails in the way that the variable FAKE_VLLM names.
 
 The gates' tests run it in place of an environment's Python, so it also answers for
 step_probe/hook_points.py and runs companions.

@@ -265,7 +265,7 @@ def test_exposed_time_counts_from_the_engines_receipt_of_the_previous_step() -> 
     assert not steps["misplaced"].any()
 
 
-def test_device_checks_count_faults_of_the_log() -> None:
+def test_device_checks_count_faults_in_the_device_log() -> None:
     values = device_values(LINES, PROBED, is_baseline=True)
     assert values == {
         "device_log_faults": 0,

@@ -153,7 +153,7 @@ def test_evidence_names_the_active_transport(study: Study) -> None:
     assert "[host:9751 :0]      ucp_worker.c:1997 UCX  INFO" in log
 
 
-def test_gate_decides_by_the_log_without_the_probe_and_notes_it(study: Study) -> None:
+def test_gate_without_the_probe_decides_by_the_log_and_records_this(study: Study) -> None:
     study.half_known.touch()
     assert study.gate("nixl_both", "") is None
     assert any("the step probe is not available" in note for note in study.notes)

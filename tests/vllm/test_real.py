@@ -54,7 +54,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def study(folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any) -> StudyDocument:
-    """Return the CPU study, its model beside it."""
+    """Return the CPU study, after writing its model to `folder`."""
     write_model(folder / "model", read_json(TINY))
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     for overlaid in overlays:

@@ -82,7 +82,9 @@ def test_bootstrap_server_refuses_invalid_requests(bootstrap: httpx.Client) -> N
         ("ERROR [m.py:70] Mooncake Transfer Engine initialization failed; NCCL is there", True),
     ],
 )
-def test_log_line_fails_a_connector_only_if_it_names_one(line: str, connectors: bool) -> None:
+def test_log_line_fails_a_connector_only_if_it_names_a_connector(
+    line: str, connectors: bool
+) -> None:
     created = "Creating v1 connector with name: NixlConnector and engine_id: x"
     reason = inactive_reason(["NixlConnector"], f"{created}\n{line}\n", None, "cpu")
     assert (line[:60] in str(reason)) if connectors else reason is None
@@ -171,7 +173,7 @@ def _speaks(version: str, machine: str = "x86_64", libc: str = "2.36") -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_pin_has_hashes_and_no_host_and_each_lock_its_python(
+def test_pins_have_hashes_but_no_host_and_locks_name_their_python(
     tmp_path: Path, name: str
 ) -> None:
     text = lock_text(name)
@@ -238,7 +240,7 @@ def test_environment_build_refuses_an_interpreter_outside_its_lock(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_interpreter_of_the_option_python_is_refused_with_that_option_alone(
+def test_error_for_the_interpreter_of_option_python_names_no_other_option(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = str(interpreter(tmp_path, _speaks("3.12")))

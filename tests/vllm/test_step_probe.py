@@ -521,7 +521,7 @@ def test_nested_hook_counts_in_the_outer_hook_except_in_a_child_connector() -> N
     assert record["num_running"] is None
 
 
-def test_hook_times_of_children_with_one_name_are_summed() -> None:
+def test_hook_times_of_children_with_the_same_name_are_summed() -> None:
     groups = [(None, [], 3), ("Twin", ["start_load_kv"], 3), ("Twin", ["start_load_kv"], 4)]
     calls = calls_at(AT, 0, 1, mark(3), 2, 5, mark(4))
     (record,) = step_records(header(groups=groups) + packed(*calls, *executed(AT, 1, 9e-6)))
