@@ -65,7 +65,7 @@ class Executor(RemoteExecutor):
 
 
 def planned(output: str) -> dict[str, int]:
-    """Return jobs by rule from the table a dry run prints first."""
+    """Return the number of jobs by rule, from the table that a dry run prints first."""
     rows = [line.split() for line in output.split("Job stats:")[1].splitlines()[1:]]
     table = [row for row in rows if len(row) == 2 and row[1].isdigit()]
     return {name: int(count) for name, count in table}

@@ -183,7 +183,7 @@ def make_void(launch: Path, cell: str) -> None:
     write_json(launch / "index.json", index)
 
 
-def test_rest_is_made_after_a_rule_was_killed_that_had_written_its_file(tmp_path: Path) -> None:
+def test_resumed_run_continues_after_a_rule_killed_once_it_wrote_its_file(tmp_path: Path) -> None:
     folder = prepare(tmp_path / "study", lambda text: two_launches(text) + SHAPE_RATES)
     rates = f"{RESULTS}/preflight/shape_rates.json"
     assert run(folder, rates).returncode == 0

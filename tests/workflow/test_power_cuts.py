@@ -1,7 +1,7 @@
 """Test power cuts at 20 moments spread over a study: it completes from the disk's content.
 
 The study runs on an ext4 in an image file. A copy of the image holds what the file system had
-written to its device at that moment, and nothing that only the kernel knew.
+written to its device at that moment, and nothing that was only in the kernel's memory.
 """
 
 import json

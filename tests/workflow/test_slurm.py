@@ -214,7 +214,7 @@ def test_jobs_on_one_node_lock_only_their_gpu(cluster: Cluster) -> None:
     assert [node["exclusive"] for node in held] == [False, False]
 
 
-def test_lost_head_and_cancelled_job_leave_complete_blocks(cluster: Cluster) -> None:
+def test_study_completes_after_snakemake_is_killed_and_its_job_cancelled(cluster: Cluster) -> None:
     study = cluster.study("killed", floor_s=6)
     head = cluster.start(study)
     runs = study / "results" / "tiny" / "runs"
@@ -236,7 +236,7 @@ def test_lost_head_and_cancelled_job_leave_complete_blocks(cluster: Cluster) -> 
     audited(cluster, study)
 
 
-def test_warned_jobs_end_after_their_cell(cluster: Cluster) -> None:
+def test_jobs_end_after_their_cell_on_a_warning_signal(cluster: Cluster) -> None:
     study = cluster.study("warned", floor_s=6)
     head = cluster.start(study)
     runs = study / "results" / "tiny" / "runs"

@@ -17,7 +17,7 @@ from tests.workflow.test_dry_run import planned
 
 
 def needed_by(name: str, known: set[str]) -> set[str]:
-    """Return the distributions that `pip install <name>` brings, itself included."""
+    """Return the distributions that `pip install <name>` installs, `name` included."""
     if name not in known:
         known.add(name)
         for line in distribution(name).requires or []:
@@ -29,7 +29,7 @@ def needed_by(name: str, known: set[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the interpreter of an environment that holds Snakemake and what it needs."""
+    """Return the interpreter of an environment with Snakemake and its dependencies."""
     folder = tmp_path_factory.mktemp("alone") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     paths = {"base": str(folder), "platbase": str(folder)}

@@ -282,7 +282,7 @@ def test_the_plan_shows_the_state_of_every_cell(study: Study) -> None:
     assert "0 still to measure" in done.stdout
 
 
-def test_a_changed_margin_is_analysed_again_without_measuring(study: Study) -> None:
+def test_changed_margin_is_applied_without_measuring_again(study: Study) -> None:
     text = (study.folder / "study.yaml").read_text()
     try:
         (study.folder / "study.yaml").write_text(text.replace("ttft_p90: 0.03", "ttft_p90: 0.05"))
