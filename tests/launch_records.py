@@ -110,7 +110,7 @@ def _complete(folder: Path, index: dict[str, Any]) -> None:
 
 
 def cell_cpu_record(record: dict[str, Any], cpu_s: float) -> dict[str, Any]:
-    """Return the CPU time of a cell, its readings just outside it."""
+    """Return a cell's CPU time record, with readings just before and after the cell."""
     window = record["window"]
     counters = record["server_counters"]
     requests = float(record["counts"]["ok"])

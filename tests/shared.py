@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def known(value: Value | None) -> Value:
-    """Return a value that must not be None."""
+    """Return a value after checking that it is not None."""
     assert value is not None
     return value
 

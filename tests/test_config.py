@@ -333,7 +333,7 @@ def test_path_that_names_no_file_to_read_is_refused(path: str, message: str) -> 
 
 
 @pytest.mark.parametrize("section", [None, 5, "vllm", [], True])
-def test_engine_that_is_no_section_is_refused(section: Any) -> None:
+def test_engine_that_is_not_a_section_is_refused(section: Any) -> None:
     with pytest.raises(ConfigError, match=r"engine: found .*; allowed: object"):
         resolve(shipped("config.yaml") | {"engine": section}, "my.yaml")
 

@@ -1,4 +1,4 @@
-"""Test that answers with more than text are inherited unchanged."""
+"""Test that the next turn repeats an answer with more than text unchanged."""
 
 import json
 from pathlib import Path
