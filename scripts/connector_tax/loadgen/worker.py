@@ -479,7 +479,7 @@ class Worker:
             self._send_results(ended)
 
     def _send_results(self, ended: list[RequestRecord]) -> None:
-        """Send results in one message, or one by one if the message is too long or not encodable."""
+        """Send results in one message, or one by one if the message is too long or unencodable."""
         try:
             frame = self._encode(Ended(ended))
         except UnicodeEncodeError as error:
