@@ -122,7 +122,7 @@ PAIRS = (
 
 
 def did(arguments: list[str], client: str = "") -> str:
-    """Run a client's command against a new server; return its cell of the table.
+    """Run a client's command against a new server; return the table cell for the command.
 
     The cell states the requests in the server's log and the TTFT that the client printed, or why
     there are none.

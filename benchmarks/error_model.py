@@ -208,7 +208,7 @@ def _pooled(launches: Launches, effect: Effect, levels: Levels) -> str:
 
 @dataclass(frozen=True)
 class Aim:
-    """A bound on a share.
+    """A measured share and the bound that it must keep.
 
     Attributes:
         what: name of the bounded share.
@@ -295,7 +295,7 @@ def layouts() -> list[tuple[Scenario, int]]:
 
 
 def aim_table(studies: int, workers: int) -> Table:
-    """Simulate every scenario, and repeat those whose miss may be chance."""
+    """Simulate every scenario; repeat scenarios that may have missed an aim by chance."""
     tasks = layouts()
     shares = divided([(number, studies) for number in range(len(tasks))], workers)
 
@@ -360,7 +360,7 @@ def work() -> None:
 
 
 def planned_over_true(ratio: float, studies: int) -> float:
-    """Return the median ratio of a half-width planned after three of six blocks to the true one."""
+    """Return the median of planned over final half-width, planned after three of six blocks."""
     scenario = Scenario(f"planning x{ratio:g}", 7, noisier((BASELINES,), ratio), (0,))
     rng, levels = named_generator(f"error model/{scenario.name}"), family_levels(CONFIDENCE, 7)
     shares = []
@@ -380,7 +380,7 @@ def planned_over_true(ratio: float, studies: int) -> float:
 
 
 def ab_table(studies: int, workers: int) -> Table:
-    """Return how often `ab` has a verdict on equal servers, and on one that costs 3 or 6%."""
+    """Return how often `ab` has a verdict: on equal servers, and on a server that costs 3 or 6%."""
     del workers
     kinds: dict[str, Callable[[int], Errors]] = {"alike": lambda _: alike}
     for ratio in (3, 5, 10):

@@ -121,7 +121,7 @@ def _print(study: StudyDocument, frame: pd.DataFrame) -> None:
 
 
 def _tax_words(launched: Launches, name: str, baseline: str, confidence: float) -> str:
-    """Return the baseline's mean and spread, or a difference from it with its interval."""
+    """Return text: the baseline's mean and spread, or a difference from it and its interval."""
     plain = launched.y[launched.config == baseline]
     us = np.exp(plain.mean())
     if name == baseline:

@@ -285,7 +285,7 @@ class Row:
         return self.achieved >= SUSTAINED_RATE and abs(self.error_p99_ms) <= ERROR_MS
 
     def cells(self) -> list[str]:
-        """Return the row as text."""
+        """Return the row's cells as text."""
         return [
             self.client,
             f"{self.events_per_s:,.0f}",

@@ -78,7 +78,7 @@ class _Connector:
 
 
 class _MultiConnector(_Connector):
-    """A connector that forwards to its children the hooks that MultiConnector does."""
+    """A connector that forwards the same hooks to its children as vLLM's MultiConnector."""
 
     def __init__(self, children: int) -> None:
         self._connectors = [_Connector() for _ in range(children)]
@@ -323,7 +323,7 @@ def _connected(path: Path) -> socket.socket:
 def serving(
     study: StudyDocument, configurations: Sequence[str], launches: int, blocks: int
 ) -> None:
-    """Print the ratio of time per token with the probe to that without, by configuration.
+    """Print the time per token with the probe over the time without it, by configuration.
 
     Raises:
         GateError: a server did not start, serve or stop as required, or the probe recorded in the

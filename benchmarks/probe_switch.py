@@ -34,7 +34,7 @@ class Switch:
 
     @contextlib.contextmanager
     def watching(self, *objects: Any) -> Iterator[None]:
-        """Record the changes that the body makes to attributes of these objects."""
+        """Record the changes that the `with` block makes to attributes of these objects."""
         before = [dict(vars(o)) for o in objects]
         yield
         for changed, old in zip(objects, before, strict=True):

@@ -94,7 +94,7 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 
 def _measure(load: Load) -> list[float]:
-    """Return a row of the table."""
+    """Measure one load; return its row of the table."""
     base: dict[str, Any] = load_yaml(ROOT / "config" / "embedded.yaml")
     cost = {**dict.fromkeys(base["step_cost"], 0.0), "beta0_us": load.step_s * 1e6}
     cores = sorted(os.sched_getaffinity(0))

@@ -71,7 +71,7 @@ class Turn:
     generator: LoadGenerator
 
     def signal(self, number: signal.Signals) -> list[int]:
-        """Send a signal to all processes of the server, companions included; return them."""
+        """Send a signal to all processes of server and companions; return these processes."""
         pids = [pid for pid, _ in started_for(self.server.folder)]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -86,7 +86,7 @@ class Turn:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Resume the server until it answers; stop it again after the block.
+        """Resume the server and wait until it answers; stop it again after the `with` block.
 
         Raises:
             ServerError: the server does not answer in ANSWERS_S.

@@ -184,7 +184,7 @@ def true_taxes(ratios: Sequence[tuple[str, str, float]]) -> dict[tuple[str, str]
 
 
 def smallest_found(rows: Sequence[Row], truths: Mapping[tuple[str, str], float]) -> float | None:
-    """Return the smallest tax that 80% of the studies detect; None if they miss the largest too.
+    """Return the smallest tax that 80% of the studies detect; None if even the largest is missed.
 
     Between two levels it is interpolated linearly.
     """

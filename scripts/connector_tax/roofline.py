@@ -27,7 +27,7 @@ BYTES_OF_BF16 = 2
 
 
 def memory_share(flags: Mapping[str, Any]) -> float:
-    """Return the share of a GPU's memory that vLLM takes with these flags."""
+    """Return the share of a GPU's memory that vLLM uses with these flags."""
     return float(flags.get("--gpu-memory-utilization", 0.9))
 
 

@@ -192,8 +192,9 @@ def seal_end(folder: Path) -> None:
 
 
 def _append(folder: Path, links: Links, what: SealContent) -> str:
-    """Append a link by rewriting the whole chain, so that no reader sees half a line; return its
-    SHA-256.
+    """Append a link and return its SHA-256.
+
+    The whole chain is rewritten, so that no reader sees half a line.
     """
     before, now = settled_files(links), study_files(folder)
     link: SealLink = {

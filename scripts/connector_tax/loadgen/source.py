@@ -55,7 +55,7 @@ class Source:
         return self.sessions[:count]
 
     def use(self, started: int) -> str | None:
-        """Return a line on how much of the file was used; None without a file."""
+        """Return a line on how many requests of the file were used; None without a file."""
         if not self.kind:
             return None
         if self.limit is None or started > self.size:

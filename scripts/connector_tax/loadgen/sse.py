@@ -188,7 +188,7 @@ class Choice(msgspec.Struct):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the choice has neither token ids nor logprobs to count its tokens by."""
+        """Return whether the choice contains neither token ids nor logprobs."""
         return self.token_ids is None and self.logprobs is None
 
     @property
@@ -318,7 +318,7 @@ class StreamAccumulator:
         return self.token_events + self._more_tokens
 
     def feed(self, chunk: bytes) -> int:
-        """Process the next bytes of the body; return how many tokens their events brought.
+        """Process the next bytes of the body; return the number of tokens in their events.
 
         Raises:
             RequestFailed: `malformed_event`, `oversized_event`, `error_event` or `data_after_done`.
@@ -446,7 +446,7 @@ class StreamAccumulator:
         self.mute = 0
 
     def add_silent(self) -> None:
-        """Count the silent events as tokens."""
+        """Count the `silent` events (see the class) as tokens."""
         self.token_events += self.silent
         self.silent = 0
 

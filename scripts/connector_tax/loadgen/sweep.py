@@ -1,4 +1,4 @@
-"""Judge a sequence of rates, and find the highest that a server sustains."""
+"""Judge a sequence of rates, and find the highest rate that a server sustains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -152,7 +152,7 @@ class TracePrompts:
     """
 
     def __init__(self, trace: Trace, seed: str, vocabulary: int) -> None:
-        """Number the blocks.
+        """Number the trace's blocks, from which prompts are made.
 
         Raises:
             ValueError: the vocabulary is below two tokens.

@@ -240,7 +240,7 @@ class SessionScheduler:
 
     @property
     def exhausted(self) -> bool:
-        """Return whether no request will become ready any more, however those in flight end."""
+        """Return whether no further request can become ready, however requests in flight end."""
         if self._queue or self.started < len(self._sessions):
             return False
         return not any(state.pending for state in self._active.values())
@@ -264,7 +264,7 @@ class SessionScheduler:
                 return sorted(ready, key=lambda request: request.due_ns)
 
     def unsent(self) -> list[tuple[int, int]]:
-        """Return (session, node) of every request of an active session that was not issued."""
+        """Return (session, node) of every unissued request of an active session."""
         return [
             (session, node)
             for session, state in self._active.items()
@@ -414,7 +414,7 @@ class OpenSingles(_OneByOne):
         return [self._hand_out(start_ns) for start_ns in self._starts_ns[first:end]]
 
     def next_ns(self, now_ns: int) -> int | None:  # noqa: ARG002
-        """Return when the next request is due; None: there is none."""
+        """Return when the next request is due; None if no request is left."""
         return None if self.exhausted else self._starts_ns[self._handed]
 
 
@@ -440,9 +440,7 @@ class ClosedSingles(_OneByOne):
         return min(self._places, self._handed - self._ended)
 
     def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:  # noqa: ARG002
-        """Return the requests whose places are due by `horizon_ns`, and requests that wait for a
-        place.
-        """
+        """Return requests whose places are due by `horizon_ns`, and requests that wait for a place."""
         ready: list[Ready] = []
         while not self.exhausted:
             place_ns = self.next_ns(horizon_ns)
@@ -462,7 +460,7 @@ class ClosedSingles(_OneByOne):
         return left > self._target - self._places and waiting < most
 
     def next_ns(self, now_ns: int) -> int | None:  # noqa: ARG002
-        """Return when the next place is due; None: all places are taken."""
+        """Return when the next place is due; None if all places are taken."""
         return self._admission(self._handed, self._places, 0)
 
 

@@ -1,4 +1,4 @@
-"""Connect the processes: ZMQ over ipc, the number in flight, the lag of an event loop.
+"""Connect the processes: ZMQ over ipc, the number of requests in flight, an event loop's lag.
 
 A ZMQ descriptor is edge-triggered: it signals once, and not again until everything has been taken.
 So every wake-up drains: the receiver until nothing is left, the sender until the socket is full or
@@ -61,7 +61,7 @@ class Sender:
         loop.add_reader(self._fd, self._drain)
 
     def send(self, message: bytes) -> bool:
-        """Send at once or queue; return False if the full backlog dropped the message."""
+        """Send or queue a message; return False if it was dropped because the backlog was full."""
         if not self._backlog and self._try(message):
             return True
         if len(self._backlog) >= self._limit:
@@ -122,7 +122,7 @@ class Receiver:
         loop.call_soon(self.drain)
 
     def drain(self) -> None:
-        """Take every message that has arrived."""
+        """Receive every message that has arrived."""
         while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
@@ -213,7 +213,7 @@ class InFlight:
 
 
 class LoopProbe:
-    """A probe of an event loop's lag: how late it serves a tick that is due every 10 ms."""
+    """A probe of an event loop's lag: the delay of a tick that is due every 10 ms."""
 
     INTERVAL_NS = 10_000_000
 

@@ -95,7 +95,7 @@ class Places:
             self._next(since_ns)
 
     def close(self) -> list[HeldRequest]:
-        """Start nothing more; return the waiting requests."""
+        """Start no further request; return the waiting requests."""
         self.stop_ns = 0
         waiting, self._waiting = list(self._waiting), deque()
         return waiting

@@ -118,7 +118,7 @@ class ArchiveHeader(TypedDict):
 
 
 class Limits(NamedTuple):
-    """The limits that an archive's size sets, so that a small hostile one stays cheap to read.
+    """Limits set by an archive's size, so that a small hostile archive takes little to read.
 
     The six shipped studies contain 28 to 42 times the archive's size in total and 4 times in a
     table. For each archive byte they have 1.6 numbers; they have a file per 1,400 bytes and a
@@ -456,7 +456,7 @@ _FOR_ITS_SIZE = "; allowed for an archive of its size: no more"
 
 
 def _header(content: IO[bytes], limits: Limits) -> tuple[ArchiveHeader, bytes]:
-    """Return the first member, checked, and its text."""
+    """Check the first member; return its content and its text."""
     data = _next(content, HEADER)
     header = _parsed(data, ArchiveHeader, HEADER)
     files, tables = header["files"], header["tables"]

@@ -47,7 +47,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def guarded(self, kind: str, subject: str) -> Iterator[None]:
-        """Turn an exception inside the block, as raised by malformed content, into a FAIL."""
+        """Turn an exception in the `with` block, as raised by malformed content, into a FAIL."""
         try:
             yield
         except Exception as error:

@@ -314,7 +314,7 @@ def _check_blocks(folder: StudyFolder, ledger: Ledger) -> None:
 
 
 def _out_of_order(drawn: Sequence[Attempt]) -> Iterator[str]:
-    """Yield launches that began before an earlier drawn one, except those remeasured on request."""
+    """Yield launches that began before a launch drawn earlier, unless remeasured on request."""
     firsts = [next(group) for _, group in itertools.groupby(drawn, lambda a: a.launch)]
     for before, after in itertools.pairwise(a for a in firsts if not a.supersedes):
         if before.clock == after.clock and after.start_ns < before.start_ns:

@@ -105,7 +105,7 @@ def rows(study: StudyFolder) -> list[dict[str, str]]:
 
 
 def row(of: Study, launch: Launch, run: LaunchFolder) -> dict[str, str]:
-    """Return the manifest row of a launch, for its present run or an earlier one."""
+    """Return the manifest row of a launch, for its present run or an earlier run."""
     study, folder, path = of.document, of.root, run.folder
     environment: EnvironmentRecord = read_json(folder / paths.ENVIRONMENT)
     timed = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]

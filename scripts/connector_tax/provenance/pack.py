@@ -1,4 +1,4 @@
-"""Pack a study that passes its audit into one file, or unpack one."""
+"""Pack a study that passes its audit into one file, or unpack such a file."""
 
 import argparse
 import re
@@ -103,7 +103,7 @@ def packed_study(root: Path) -> bytes:
 
 
 def _refuse_secrets(root: Path, contents: Mapping[str, bytes]) -> None:
-    """Raise if a text to publish looks like it holds a secret.
+    """Raise if a text to publish seems to contain a secret.
 
     Of logs of numbers only the errors count: a server may quote the key that it refuses.
     """
@@ -127,7 +127,7 @@ def _words(name: str, text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pack a study into an archive, or unpack one."""
+    """Pack a study into an archive, or unpack an archive."""
     parser = argparse.ArgumentParser(prog="connector-tax archive", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="write results/archive/<study>.tar.zst")

@@ -186,7 +186,7 @@ def _check_digests(root: Path, published: Path, record: ManifestRecord, ledger: 
 
 
 def check_looks(root: Path, made: Path, claims: Claims) -> None:
-    """Check looks.json, unless a launch behind it has been remeasured."""
+    """Check looks.json, unless a launch that the interim analyses used was remeasured."""
     if (made / paths.LOOKS).is_symlink():
         claims.ledger.check(
             KIND, paths.LOOKS, [LOOKED_EARLIER], doubt="each interim analysis runs once"

@@ -167,7 +167,7 @@ class Cell:
 
 
 def configuration_of(launch: str) -> str:
-    """Return a launch's configuration: plain for plain_2."""
+    """Return a launch's configuration, such as plain for plain_2."""
     return re.sub(r"_([2-9]|1\d|20)\Z", "", launch)
 
 
@@ -469,7 +469,7 @@ class Effect:
 
     @cached_property
     def shown(self) -> tuple[float, float]:
-        """Return the displayed interval: the study's confidence, or wide for a combination."""
+        """Return the displayed interval, at the study's confidence or `wide` (combinations)."""
         return self.ends((1 + self.narrow) / 2)
 
     @property
@@ -821,7 +821,7 @@ def judged_early(root: Path) -> set[str]:
 
 
 def flat(where: str, value: Any) -> Row:
-    """Return the leaves of records and lists, by their path."""
+    """Return the values inside nested records and lists, by their path."""
     if not isinstance(value, dict | list):
         return {where: value}
     parts = value.items() if isinstance(value, dict) else enumerate(value)
@@ -829,7 +829,7 @@ def flat(where: str, value: Any) -> Row:
 
 
 def same(published: Any, again: Any) -> bool:
-    """Return whether a published value, or its text in a CSV, equals the one computed here."""
+    """Return whether a published value, or its text in a CSV, equals the value computed here."""
     if again in (None, "", -math.inf, math.inf) or published in (None, ""):
         return published in (None, "") and again in (None, "", -math.inf, math.inf)
     if isinstance(again, str | bool):

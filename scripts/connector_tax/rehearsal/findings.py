@@ -144,7 +144,7 @@ def _duration(rehearsal: Rehearsal) -> Section:
 
 
 def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
-    """Yield the launches that interim analyses save, and the study's longest and shortest time."""
+    """Yield lines on the launches that interim analyses save, and the study's possible times."""
     if "looks" not in rehearsal.study.config["statistics"]:
         return
     first = first_look(rehearsal.study.config["statistics"])

@@ -44,7 +44,7 @@ def _configuration(study: StudyTables) -> EffectColumn:
 
 
 def _verdict(study: StudyTables) -> EffectColumn:
-    """Return the column of verdicts as text, with the mark."""
+    """Return the column of verdicts, each with the mark of its tax."""
 
     def says(row: EffectRow) -> TableCell:
         is_aa = row.config == study.aa
@@ -125,7 +125,7 @@ def amplification(study: StudyTables) -> Table | None:
 
 
 def others(study: StudyTables) -> Table:
-    """Return every other tax: each rate, shape and metric."""
+    """Return a table of every other tax: each rate, shape and metric."""
     columns: list[EffectColumn] = [
         _configuration(study),
         ("Phase", lambda row: row.phase),
@@ -414,7 +414,7 @@ def also_differs(study: StudyTables) -> dict[str, str]:
 
 
 def same_everywhere(study: StudyTables) -> list[tables.EngineRow]:
-    """Return plain's known settings that all configurations with settings share."""
+    """Return plain's settings that are the same in all configurations whose settings are known."""
     other = {row.setting for row in study.engine if row.differs}
     unknown = {row.setting for row in study.engine if row.setting and not row.value}
     return [

@@ -231,7 +231,7 @@ class DriftRow:
 
     @property
     def change(self) -> float:
-        """Return the later latency over the earlier one, minus one."""
+        """Return the relative change from the earlier to the later latency."""
         return self.later_ms / self.earlier_ms - 1
 
 

@@ -106,7 +106,7 @@ def percent(value: float | None) -> TableCell:
 
 
 def number(value: float | None, decimals: int = 2) -> TableCell:
-    """Return a cell with a number of fixed decimals."""
+    """Return a cell with a number, rounded to `decimals`."""
     return TableCell(text.number(value, decimals), value)
 
 

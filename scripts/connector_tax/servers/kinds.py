@@ -162,7 +162,7 @@ class Engine:
         return entry["gate"]
 
     def write_steps(self, path: Path) -> None:
-        """Make the running server write its held step records to the file `path`.
+        """Make the running server write the step records in its memory to the file `path`.
 
         Raises:
             ServerError: the server does not answer.
@@ -235,7 +235,7 @@ def kinds() -> list[str]:
 
 
 def engine_of(section: EngineSection) -> Engine:
-    """Return the engine of an `engine` section."""
+    """Return the engine that a study's `engine` section describes."""
     return kind_of(section["kind"])(section)
 
 
@@ -276,7 +276,7 @@ def check_engine(engine: EngineSection, source: str) -> None:
 def command_for(
     study: StudyDocument, launch: Launch, port: int, probe: Path | None = None
 ) -> ServerCommand:
-    """Return `Engine.command` of the study's engine."""
+    """Return the command that starts a launch's server (`Engine.command` of its engine)."""
     return engine_of(study["config"]["engine"]).command(study, launch, port, probe)
 
 

@@ -227,7 +227,7 @@ def connector_classes(transfer: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def transfer_of(argv: Sequence[str]) -> dict[str, Any] | None:
-    """Return the KVTransferConfig on a command line of this kind, or None."""
+    """Return the KVTransferConfig on a vLLM command line, or None."""
     if "--kv-transfer-config" not in argv:
         return None
     transfer: dict[str, Any] = json.loads(argv[argv.index("--kv-transfer-config") + 1])

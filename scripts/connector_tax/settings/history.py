@@ -47,7 +47,7 @@ _VERSION = re.compile(r"^vllm(?:-cpu)?==([\w.]+)")
 
 
 class Record(TypedDict):
-    """The rows of one version; connectors that it does not register have no row."""
+    """The rows of one version; connectors that the version does not register have no row."""
 
     vllm: dict[str, Any]
     rows: list[Row]
@@ -65,7 +65,7 @@ def locks(text: str) -> dict[str, str]:
 
 
 def unpack(lock: str, python: str, folder: Path) -> None:
-    """Unpack a lock's packages into a folder; of vLLM only the Python files.
+    """Unpack a lock's packages into a folder; from vLLM, only the Python files.
 
     Raises:
         UnresolvedError: a wheel cannot be fetched, or differs from the lock.

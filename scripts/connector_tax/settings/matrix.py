@@ -214,7 +214,7 @@ def answer_key(request: Request) -> dict[str, Any]:
 
 
 def differs(row: Row, plain: Row) -> bool:
-    """Return whether a connector changes a setting, the capacity, or whether vLLM starts."""
+    """Return whether a connector changes a setting or the capacity, or is rejected by vLLM."""
     return bool(row["settings"]) or row["capacity"] != plain["capacity"] or row["state"] == REFUSES
 
 

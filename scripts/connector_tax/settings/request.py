@@ -61,7 +61,7 @@ STARTED_TOGETHER = (["MooncakeConnector", "LMCacheMPConnector"],)
 
 
 class Case(TypedDict):
-    """A way to start vLLM: a connector's configuration, or none.
+    """A way to start vLLM: with a connector's configuration, or without a connector.
 
     Attributes:
         registered: the connector's name if vLLM must have registered it.

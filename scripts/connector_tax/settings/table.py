@@ -220,7 +220,7 @@ def _listed(
 
 
 def _merged(matrix: Matrix, model: str) -> dict[tuple[Cell, ...], list[str]]:
-    """Return the connectors of a model by their row's cells, plain's first."""
+    """Group a model's connectors by the cells of their rows, with plain's group first."""
     merged: dict[tuple[Cell, ...], list[str]] = {}
     plain = plain_of(matrix, model)
     for row in matrix["rows"]:

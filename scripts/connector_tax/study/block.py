@@ -139,7 +139,7 @@ class _Ending:
         self._child: subprocess.Popen[bytes] | None = None
 
     def tell(self, *_: object) -> None:
-        """Signal handler: end the running launch after its current cell, and start no other."""
+        """Handle a signal: end the running launch after its current cell, and start no other."""
         self._warned = True
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)

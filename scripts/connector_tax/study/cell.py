@@ -79,7 +79,7 @@ _LEFT_OUT = {
 def planned_requests(
     study: StudyDocument, name: str, shape: tuple[int, int], count: int
 ) -> RequestSource:
-    """Return `count` streaming completion requests of one shape, made when iterated.
+    """Return `count` streaming completion requests of one shape, which are made lazily.
 
     All configurations do the same work without reuse: equal lengths, fresh random ids so that no
     cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, and usage requested. Token ids are
@@ -384,7 +384,7 @@ def _due_when_sent(record: RequestLine, result: CellResult) -> RequestLine:
 def _take_device(
     study: StudyDocument, launch: Launch, step_log: LaunchStepLog, file: Path, steps: bytes
 ) -> dict[str, float | None] | None:
-    """Write the emulated device's log; return its checks' values, or None on a real device."""
+    """Write the emulated device's log; return its checks' values (None for a real device)."""
     if study["config"]["engine"].get("device") != "emulated":
         return None
     lines = step_log.take_device()

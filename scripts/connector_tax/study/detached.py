@@ -57,7 +57,7 @@ class Detached:
             self._engine("stop", "-t", str(round(grace_s)), grace_s=grace_s)
 
     def follow_log(self, log: Path) -> None:
-        """Append what a container prints to a log until it ends."""
+        """Append a container's output to a log until the container ends."""
         if self.container:
             with log.open("ab") as stream:
                 subprocess.Popen(
@@ -84,7 +84,7 @@ def _output(command: list[str], grace_s: float = 0.0) -> str:
 def find_detached(
     folder: Path, argv: list[str], driver: str, printed: str, owners: Collection[int | None]
 ) -> Detached | None:
-    """Return the server that a command has left running; None if there is none (yet).
+    """Return the server that a command has left running; None while there is no such server.
 
     Args:
         folder: the launch's folder, where a file ensures the container's end.

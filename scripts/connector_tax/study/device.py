@@ -292,7 +292,7 @@ def check_slots(config: StudyConfig, source: str) -> None:
 
 
 def _uses(slot: SlotSection, where: str) -> Iterator[tuple[str, str]]:
-    """Yield a slot's keys and values that no other slot may have."""
+    """Yield the keys and values of a slot that must not occur in another slot."""
     yield "id", slot["id"]
     for part in slot["cpus"].split(","):
         cpus = parse_cpus(part)

@@ -68,7 +68,7 @@ class Server:
     kv_tokens: int
 
     def request_s(self, shape: tuple[int, int], n: int) -> float:
-        """Return the server time in s that one request takes while n are served at once."""
+        """Return the server time in s that a request takes while n requests are served."""
         prompt, output = shape
         steps = math.ceil(prompt / self.step_tokens)
         chunk, cached_tokens = prompt // steps, n * (prompt + output // 2)

@@ -244,7 +244,7 @@ def kill_leftovers(folder: Path) -> int:
 
 
 def _has_ended(driver: str) -> bool:
-    """Return whether a driver on this machine has ended; False for one in another container."""
+    """Return whether a driver on this machine has ended; False if it is in another container."""
     return _is_here(driver) and not _runs(driver)
 
 

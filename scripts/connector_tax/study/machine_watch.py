@@ -82,7 +82,7 @@ class GpuReadings:
         self._rest = b""
 
     def take(self) -> list[list[Any]]:
-        """Return the rows that have come since the last call."""
+        """Return the rows that were printed since the last call."""
         while True:
             try:
                 data = os.read(self._pipe, _READ)

@@ -67,7 +67,7 @@ class Remaining(NamedTuple):
         return hours if self.devices > 1 else ""
 
     def after(self, seconds: float) -> "Remaining":
-        """Return the remaining time after `seconds` in which all devices work."""
+        """Return the time that remains after all devices have worked for `seconds`."""
         left = max(0.0, 1 - seconds / self.wall_s) if self.wall_s else 0.0
         return self._replace(wall_s=self.wall_s * left, device_s=self.device_s * left)
 
@@ -171,7 +171,7 @@ def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Rem
 
 
 def _device(study: StudyDocument, folder: Path, block: int) -> str | None:
-    """Return the key of a block's device: its slot, or the node it began on."""
+    """Return the key of a block's device: its slot, or the node on which the block began."""
     if slot := slot_of(study, folder, block):
         return str(slot["id"])
     claim = read_claim(folder, block, study["design_sha256"])

@@ -51,7 +51,7 @@ class Stat(NamedTuple):
 
 
 def stat_of(pid: int) -> Stat | None:
-    """Return the state of the process `pid`, or None where it does not exist."""
+    """Return the state of the process `pid`, or None if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -205,7 +205,7 @@ class ServerProcesses:
         self._names = {leader: SERVER} | {pid: name for name, pid in companions.items()}
 
     def read(self) -> Reading:
-        """Read all processes; read again if one ended meanwhile, whose time would be lost."""
+        """Read all processes; repeat if a process ended meanwhile, since its time would be lost."""
         if self._unseen:
             return Reading(time.monotonic_ns(), {}, self._leader, self._unseen)
         for left in reversed(range(_READINGS)):

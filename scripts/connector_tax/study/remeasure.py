@@ -52,9 +52,10 @@ def void_cause(record: CellRecord) -> str | None:
 
 
 def stolen_share(machine_file: Path) -> float:
-    """Return the share of requested CPU time that the host took, for the side that lost more.
+    """Return the share of requested CPU time that the host took from server or load generator.
 
-    0 if the machine was not watched: the cell has no such file.
+    The larger of both shares is returned, or 0 if the machine was not watched: the cell has no such
+    file.
     """
     # Imported late: Snakemake plans without numpy.
     from connector_tax.analysis.machine import read_machine
@@ -141,7 +142,7 @@ def _remeasure(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_running(folder: Path) -> None:
-    """Raise if Snakemake holds the study, since it plans jobs by the existing files."""
+    """Raise if Snakemake is running on the study: it has planned its jobs by the existing files."""
     root = folder.resolve()
     # Snakemake may run where results/, or the study in it, is a link.
     homes = {root.parents[1], folder.absolute().parents[1], Path.cwd()}
@@ -245,7 +246,7 @@ def _damage(launch: LaunchFolder) -> str | None:
 
 
 def refuse_other_design(study: StudyDocument, launch: Launch, study_folder: Path) -> None:
-    """Raise if the launch's folder holds cells of another design.
+    """Raise if the launch's folder contains cells of another design.
 
     Raises:
         ConfigError: names the folder and the remedy.

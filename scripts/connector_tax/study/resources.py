@@ -323,7 +323,7 @@ def _of_metrics(page: str | None) -> Told:
 
 
 class ServerUse:
-    """The resources of one server launch, and the settings it resolved.
+    """The resources of one server launch, and the settings that the server resolved.
 
     Args:
         attempt: the driver's record of this server launch, with `attempt` and `startup_s`.

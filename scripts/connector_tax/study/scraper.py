@@ -102,7 +102,7 @@ class Scraper:
         self.due_ns: int | None = None
 
     def open(self, path: str, seed: str) -> ScrapeLine:
-        """Begin a file with a first scrape."""
+        """Begin a cell's file with a first scrape."""
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         self._gaps = named_generator(seed)
         first = self._scrape(raw=True)
@@ -110,7 +110,7 @@ class Scraper:
         return first
 
     def work(self) -> None:
-        """Scrape /metrics at the due time, and draw the next one."""
+        """Scrape /metrics at the due time, and draw the next due time."""
         assert self.due_ns is not None
         self._scrape()
         self._wait_from(self.due_ns)
@@ -120,7 +120,7 @@ class Scraper:
         return self._scrape()
 
     def close(self) -> ScrapeLine:
-        """End the file with a last scrape."""
+        """End the cell's file with a last scrape."""
         self.due_ns = None
         last = self._scrape(raw=True)
         assert self._file is not None

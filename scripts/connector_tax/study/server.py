@@ -195,7 +195,7 @@ class Server:
 
     @property
     def control_group(self) -> ControlGroup | None:
-        """Return the control group of a container; None: there is none, or it cannot be read."""
+        """Return the container's control group; None if there is none or it is unreadable."""
         if self._detached is None or not self._detached.container or self._detached.pid is None:
             return None
         return control_group_of(self._detached.pid)
@@ -399,7 +399,7 @@ class Server:
             self._detached = self._find_detached()
 
     def _follow(self, when: str) -> None:
-        """Find the server that an ended command has left running, or check that it still runs.
+        """Find the server that an ended command has left running; later, check that it still runs.
 
         Raises:
             ServerError: nothing runs LEFT_S after the command's end, or the server has ended since.
@@ -545,7 +545,7 @@ class Server:
         return "\n".join([title, *publishable(text).splitlines()[-TAIL_LINES:]])
 
     def stop(self, grace_s: float) -> str:
-        """Stop the whole process group and check that it is gone and its port free.
+        """Stop the whole process group; check that the group has ended and the port is free.
 
         Returns:
             How it ended: `TERM` or `KILL` (after `grace_s` seconds), or `dead` if it already was.
@@ -578,7 +578,7 @@ class Server:
         return how
 
     def _stop_detached(self, detached: Detached, grace_s: float) -> str:
-        """Stop the server that the command has left; return how the server ended."""
+        """Stop the server that the command has left running; return how the server ended."""
         if not detached.runs():
             return "dead"
         family = [] if detached.container or detached.pid is None else family_of(detached.pid)

@@ -44,7 +44,7 @@ def affinity_plan(study: StudyDocument) -> AffinityPlan:
 
 
 def server_cpus(plan: AffinityPlan) -> tuple[int, ...]:
-    """Return the logical CPUs to pin the server to; empty: it is not pinned."""
+    """Return the logical CPUs to which the server is pinned; empty if it is not pinned."""
     return plan.server if plan.enabled else ()
 
 
@@ -55,7 +55,7 @@ def launch_script(
     cpus: tuple[int, ...] = (),
     callers_folder: str = ".",
 ) -> str:
-    """Return the text of launch.sh; every value is quoted, so the shell interprets none.
+    """Return the text of launch.sh; values are quoted, so that the shell interprets none of them.
 
     Args:
         root: the project's folder, absolute or relative to the script's.

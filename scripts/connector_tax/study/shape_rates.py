@@ -119,7 +119,7 @@ def all_at_once(
     count: int,
     alive: Callable[[], object] = lambda: None,
 ) -> CellResult:
-    """Send `count` requests of a shape at once and return the result when all are answered.
+    """Send `count` requests of a shape at once; return the result when all are answered.
 
     Args:
         name: the path-like name of what is sent.

@@ -51,7 +51,7 @@ class LaunchStepLog:
         return paths
 
     def remove(self) -> None:
-        """Delete the files, whose records are in the launch's cells."""
+        """Delete the step-log files, since the launch's cells contain their records."""
         for path in [*self._paths(), self._device, *self._copies()]:
             path.unlink(missing_ok=True)
             path.with_suffix(".socket").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Send a user's requests (a trace or prompts) in place of random ones of one shape.
+"""Send a user's requests (a trace or prompts) instead of random requests of one shape.
 
 Every launch sends the same requests in the same order. A trace's prompts are random; two of them
 are equal as far as their block ids are equal. Each launch draws other tokens, so that launches

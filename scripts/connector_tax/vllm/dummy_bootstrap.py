@@ -68,13 +68,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def make_server(port: int) -> ThreadingHTTPServer:
-    """Return the server on 127.0.0.1:`port` (0: any free port), not serving yet."""
+    """Return the server on 127.0.0.1:`port` (0: any free port), before it serves requests."""
     handler = type("Handler", (_Handler,), {"workers": {}, "lock": threading.Lock()})
     return ThreadingHTTPServer(("127.0.0.1", port), handler)
 
 
 def main() -> None:
-    """Serve until killed."""
+    """Run the bootstrap server until this process is killed."""
     parser = argparse.ArgumentParser(
         prog="python -m connector_tax.vllm.dummy_bootstrap", description=main.__doc__
     )

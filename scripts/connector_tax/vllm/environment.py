@@ -141,7 +141,7 @@ def unpack_python_files(wheel: Path, folder: Path) -> None:
 
 
 def lock_text(name: str) -> str:
-    """Return the pins of envs/<name>: its own, then the inherited ones."""
+    """Return the pins of envs/<name>: first its own pins, then the inherited pins."""
     return (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
 
 

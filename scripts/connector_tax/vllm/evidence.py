@@ -1,4 +1,4 @@
-"""Decide from log and steps whether a connector is really active, for the gates.
+"""Decide from a server's log and steps whether a connector is really active, for the gates.
 
 A server can answer while its connector is dead: LMCacheConnectorV1 on a CPU starts and answers 200
 (docs/vllm.md). Evidence is in the server's log (the created class, lines about failed parts) and in

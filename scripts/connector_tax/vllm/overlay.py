@@ -103,7 +103,7 @@ def remove(folder: Path) -> list[str]:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """Return the folder's files, without temporary ones that another process is about to rename."""
+    """Return the folder's files, except temporary files that another process is about to rename."""
     files = [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".tmp"]
     return [p for p in files if "__pycache__" not in p.parts]
 
@@ -160,7 +160,7 @@ def refuse_unfit_for_device_time(python: Path, device: Mapping[str, Any]) -> Non
 
 
 def _json_of(python: Path, *program: str, environment: Mapping[str, str] = _EMPTY) -> Any:
-    """Return the JSON that a program prints last, run by `python`."""
+    """Run a program with the interpreter `python`; return the JSON that it prints last."""
     variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", **environment}
     try:
         done = subprocess.run(

@@ -35,7 +35,7 @@ _Call = tuple[float, float, int]
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """The hook at a position, of the connector or of its named child."""
+    """The hook of the connector, or of one of its children, at a position."""
 
     group: int
     child: str | None
@@ -59,7 +59,7 @@ class Header(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Step:
-    """One process's record of one step; times in seconds."""
+    """The record of one step in one process; times are in seconds."""
 
     step_id: int
     start: float

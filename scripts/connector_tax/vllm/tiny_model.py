@@ -43,7 +43,7 @@ def tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def write_model(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write the four files of a model with this config.json; the bytes are the same each time."""
+    """Write the four files of a model with this config.json; their bytes are the same each time."""
     write_json(folder / "tokenizer.json", tokenizer(config["vocab_size"]))
     write_json(
         folder / "tokenizer_config.json",
