@@ -203,7 +203,7 @@ CLIENTS = {
 def add_peers(parser: argparse.ArgumentParser) -> None:
     """Add the options that name peers."""
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
-    words = "folder, or a name in the Hugging Face cache, which AIPerf insists on"
+    words = "folder, or a name in the Hugging Face cache, which AIPerf requires"
     parser.add_argument("--tokenizer", default="tokenizer", help=words)
 
 

@@ -105,7 +105,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
         by.other_table(by.columns([[REQUESTS, 1]], ["\0" * 9], b"0"), REQUESTS),
         "member 'tables/requests'",
     ),
-    "a table without a place": (by.table_named("tables/../x"), "is no table of a study"),
+    "a table without a place": (by.table_named("tables/../x"), "is not a table of a study"),
     "the study in a table": (by.study_in_table, "'study.json' is not among the members"),
     "a file in two tables": (by.in_two_tables, "a file is in two tables"),
     "an oversized member": (by.grown, "not a regular file of"),

@@ -54,7 +54,7 @@ def test_audit_reports_if_the_seal_was_published(
     published = request.getfixturevalue("published")
     assert failures(published) == []
     line, claims = published_seal(published)
-    assert "the one MANIFEST.md names" in line
+    assert "the seal that MANIFEST.md names" in line
     assert "The folder alone cannot show" in line
     assert [verdict for verdict, _ in claims] == ["PASS"]
 
@@ -130,7 +130,7 @@ def test_manifest_md_names_the_pictures_of_the_study(
 def test_manifest_md_holds_generated_sections_only(published: Path, old: str, new: str) -> None:
     page = published.parents[2] / "MANIFEST.md"
     replace(page, page.read_text().replace(old, new, 1))
-    message = "it contains text outside its head and the sections of studies"
+    message = "the page contains text outside its head and the sections of studies"
     assert published_seal(published)[1] == [(FAIL, message)]
 
 

@@ -129,10 +129,14 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             r"row\[0\]\.sha256: published '0000",
         ),
         "a row of manifest.md": (
-            text_replaced("manifest.md", "| 2/0/0/0 |", "| 9/0/0/0 |"), "is not of manifest.json"),
+            text_replaced("manifest.md", "| 2/0/0/0 |", "| 9/0/0/0 |"),
+            "differs from the page that manifest.json gives",
+        ),
         "a file put into analysis/": (by.planted("analysis/x.csv"), "not a file of a study's"),
         "complete.json gone": (by.remove("complete.json"), "is missing"),
-        "steps halved in time, the chain forged": (by.whole_chain_forged, "is not of manifest"),
+        "steps halved in time, the chain forged": (
+            by.whole_chain_forged, "differs from the page that manifest.json gives",
+        ),
     },
     "files": {
         "a percentile, of a table that the manifest names": (

@@ -141,8 +141,8 @@ def test_void_cells_are_counted_by_cause_with_a_remedy(
         f"stop other programs on the machine; {again}",
         "VOID 2 cells: the server was overloaded. "
         "a retry would overload it again; lower the rates, or set `shape_rates`",
-        "In 4 of 6 the host took up to 30% of the CPU time (steal): measure when it is quieter, or"
-        " on another machine",
+        "In 4 of 6 void cells the host took up to 30% of the CPU time (steal): measure when it is"
+        " quieter, or on another machine",
     ]
     looks = study_file.parent / "looks.json"
     write_json(looks, [])

@@ -65,7 +65,7 @@ def test_fetched_files_are_recorded_except_for_dummy_weights(
     [
         (1 << 60, {}, "1073741824.0 GiB are to be fetched and "),
         (1, {"model": "no/such"}, "engine.model: no/such was not fetched"),
-        (1, {"model": "./build/models/tiny-qwen3"}, "is a folder, there is nothing to fetch"),
+        (1, {"model": "./build/models/tiny-qwen3"}, "is a folder; there is nothing to fetch"),
     ],
 )
 def test_unavailable_model_ends_the_study_before_any_launch(

@@ -466,7 +466,7 @@ def _header(content: IO[bytes], limits: Limits) -> tuple[ArchiveHeader, bytes]:
     if missing := [name for name in REQUIRED if name not in files or name in rows]:
         raise ArtifactError(f"{HEADER}: {missing[0]!r} is not among the members")
     if unknown := {*tables} - {*TABLES}:
-        raise ArtifactError(f"{HEADER}: {min(unknown)!r} is no table of a study")
+        raise ArtifactError(f"{HEADER}: {min(unknown)!r} is not a table of a study")
     if len({*rows} & {*files}) < len(rows):
         raise ArtifactError(f"{HEADER}: a file is in two tables, or in one and not listed")
     _check_sizes(files, tables, limits)

@@ -218,7 +218,7 @@ def check_seals(folder: StudyFolder, links: Links, ledger: Ledger) -> None:
     ledger.check("seal", "settings", _settings(study, links, newest), passed)
     files = study_files(study.root, BESIDE if archived else ())
     settled = settled_files(links)
-    ledger.check("seal", "folder", _unknown(study, files, archived), "holds nothing else")
+    ledger.check("seal", "folder", _unknown(study, files, archived), "contains no other file")
     same = _same_files(settled, files)
     ledger.check("seal", "study's own files", same, "as they were when sealed")
     for launch in folder.launches:
@@ -243,7 +243,7 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
         wrong, doubt = [statement], f"{page} names no seal of study {name}"
         doubt *= not _is_published(study, body)
     elif seal == head:
-        statement = f"the one {page} names"
+        statement = f"the seal that {page} names"
         record, listed = read_manifest(study.root / paths.MANIFEST), published_body(body)
         made, wrong = section(name, record, head), []
         rows = [] if made == listed else [f"its rows differ from those of {paths.MANIFEST}"]
@@ -261,7 +261,8 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
     if body and text != (merged := merge(text, name, body)):
         words = doubt_about(text, merged, read_manifest(study.root / paths.MANIFEST))
         if not (wrong and words):
-            wrong, doubt = ["it contains text outside its head and the sections of studies"], words
+            wrong = ["the page contains text outside its head and the sections of studies"]
+            doubt = words
             kind = "seal"
     ledger.check(kind, page, wrong, f"names seal {shown}", doubt)
     return f"Seal {shown}: {statement}. {LIMIT}."
@@ -361,7 +362,7 @@ def check_archive(root: Path, manifest: Path, ledger: Ledger) -> None:
         else [f"sha256 is {actual_sha256}, {manifest.name} names {listed_sha256}"]
     )
     doubt = "" if listed_sha256 else f"{manifest.name} names no archive of study {header['study']}"
-    ledger.check("archive", "file", wrong, f"the one {manifest.name} names", doubt)
+    ledger.check("archive", "file", wrong, f"the file that {manifest.name} names", doubt)
 
 
 def _unpacked(root: Path, listed: Mapping[str, Any]) -> Iterator[str]:

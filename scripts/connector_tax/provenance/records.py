@@ -196,7 +196,7 @@ def _requests(records: Records) -> Iterator[str]:
         # Those that came back unsent are no lines.
         numbers = [request["seq"] for request in records.requests]
         if numbers != sorted({*numbers}) or numbers[-1:] >= [len(records.planned)]:
-            yield "the requests are not among those handed out, in their order"
+            yield "the requests are out of order, repeated, or more than were planned"
             return
     elif len(records.requests) != len(records.due_ns):
         yield f"{len(records.requests)} requests, the seed gives {len(records.due_ns)}"

@@ -151,7 +151,7 @@ def check_claims(study: StudyFolder, made: Path, ledger: Ledger) -> Claims:
         claims.compare(name, published, tables)
     if archived:
         planted = sorted(_tables_in(root) - {*TABLES})
-        ledger.check(KIND, "tables of replot", (f"{n} is no table" for n in planted), "no others")
+        ledger.check(KIND, "tables of replot", (f"{n}: not a table" for n in planted), "no others")
     with ledger.guarded(KIND, paths.MANIFEST):
         again = manifest.rows(study)
         claims.judge(
@@ -163,7 +163,7 @@ def check_claims(study: StudyFolder, made: Path, ledger: Ledger) -> Claims:
     if not archived:
         page = (root / paths.MANIFEST_PAGE).read_text(encoding="utf-8")
         own = manifest.page(root, record)
-        wrong = [] if page == own else [f"is not of {paths.MANIFEST}"]
+        wrong = [] if page == own else [f"differs from the page that {paths.MANIFEST} gives"]
         words = manifest.doubt_about(page, own, record)
         ledger.check(KIND, paths.MANIFEST_PAGE, wrong, doubt=words)
     _check_digests(root, published, record, ledger)

@@ -50,8 +50,8 @@ def void_lines(ended: Iterable[LaunchFolder], study_folder: Path) -> list[str]:
     high = [share for share in stolen if share >= STOLEN_WORTH_SAYING]
     if 2 * len(high) > len(stolen):
         lines.append(
-            f"In {len(high)} of {len(stolen)} the host took up to {max(high):.0%} of the CPU time"
-            " (steal): measure when it is quieter, or on another machine"
+            f"In {len(high)} of {len(stolen)} void cells the host took up to {max(high):.0%} of the"
+            " CPU time (steal): measure when it is quieter, or on another machine"
         )
     return lines
 

@@ -64,7 +64,7 @@ def _write(arguments: argparse.Namespace) -> None:
     end_with_parent(print)
     engine = read_study(arguments.study)["config"]["engine"]
     if not is_fetched(engine):
-        raise FetchError(f"engine.model: {engine['model']} is a folder, there is nothing to fetch")
+        raise FetchError(f"engine.model: {engine['model']} is a folder; there is nothing to fetch")
     content = fetch(engine)
     write_json(arguments.study.parent / paths.MODEL, content)
     gib = content["bytes"] / 2**30
