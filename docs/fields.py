@@ -169,8 +169,7 @@ def schema_texts() -> dict[str, str]:
 
 
 def with_kinds(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema `config` with the kinds of engine, and each key's kinds that need or allow
-    it.
+    """Return the schema `config` with engine kinds, and with the kinds that need or allow each key.
 
     A study's file may not have a key that no kind lists.
     """

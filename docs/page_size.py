@@ -22,7 +22,7 @@ SCRIPT = "<script>onload=()=>parent.document.title=document.documentElement.scro
 
 
 class Prose(HTMLParser):
-    """The text of a page: a list of blocks, each with whether it is folded or in a table."""
+    """The text of a page: a list of blocks, with flags for folded blocks and for tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("pages", nargs="+", metavar="PAGE", help="results/<study>/report.html")
     pages = parser.parse_args().pages
     if shutil.which("chromium") is None:
-        parser.error("chromium is not in PATH, and measures the heights; Debian: apt install"
+        parser.error("chromium, which measures the heights, is not in PATH; Debian: apt install"
                      " chromium")  # fmt: skip
     print("page", "words", "not folded", f"sentences > {MOST_WORDS}", *WIDTHS, sep="\t")
     for name in pages:

@@ -345,6 +345,7 @@ def test_measuring_pages_without_chromium_names_it(tmp_path: Path) -> None:
     ]
     assert runs[0].returncode == 2
     assert runs[0].stderr.endswith(
-        "error: chromium is not in PATH, and measures the heights; Debian: apt install chromium\n"
+        "error: chromium, which measures the heights, is not in PATH; Debian: apt install"
+        " chromium\n"
     )
     assert "Needs chromium in PATH" in runs[1].stdout

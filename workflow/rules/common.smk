@@ -91,9 +91,9 @@ ORDERING = ["env.txt", "patch/patch_status.json", "preflight/shape_rates.json"]
 
 
 def remove_unfinished():
-    """Remove the files in ORDERING whose rule was killed after it had written them.
+    """Remove each file in ORDERING whose rule was killed after writing the file.
 
-    Where Snakemake 9.27 makes such a file again, it ends there, the rest unmade, and calls it success.
+    After making such a file again, Snakemake 9.27 ends without the other jobs, and reports success.
     """
     state = Path(".snakemake")
     # Snakemake has not read its options yet; it takes abbreviations (--dry) and clusters (-np).
@@ -200,13 +200,13 @@ if STUDY["config"].get("shape_rates") is not None:
 
 
 def block_files(phase, pattern):
-    """Return one file of each launch of any block of a phase; Snakemake knows a block by these."""
+    """Return one file of each launch of any block of a phase; Snakemake knows a block by these files."""
     names = dict.fromkeys(launch.config for launch in launches(STUDY, phase))
     return expand(f"{RESULTS}/{pattern}", config=names, phase=phase)
 
 
 def block_looked_at(wildcards):
-    """Return the index files of the previous block, if its interim analysis may drop launches of this one."""
+    """Return the index files of the previous block, if its interim analysis may drop launches of this block."""
     block = int(wildcards.block)
     if block == 0 or "looks" not in STUDY["config"]["statistics"]:
         return []
@@ -226,7 +226,7 @@ INDEXES = [index for phase in PHASES for index in launch_indexes(phase)]
 
 
 def modules(*names):
-    """Return files of the package, and all files of folders; inputs of rules that are cheap to run again."""
+    """Return the named files, and the files of the named folders; inputs of rules that are cheap to run again."""
     package = Path(connector_tax.__file__).parent
     named = [package / name for name in names]
     files = [f for path in named for f in (path.iterdir() if path.is_dir() else [path])]
@@ -252,7 +252,7 @@ def block_priority(phase):
 
 
 def slurm_options(wildcards):
-    """Return options for sbatch: a warning early enough to finish a cell, and the node that began the block.
+    """Return options for sbatch: a signal early enough to finish a cell, and the node that began the block.
 
     Called again when the job is due, since the block's first job records the node.
     """
@@ -263,7 +263,7 @@ def slurm_options(wildcards):
 
 
 def block_slots():
-    """Return the resources of a block's job: its slot."""
+    """Return the resources of a block's job: one for the slot that the block is measured on."""
 
     def share(slot):
         def of_block(wildcards):
