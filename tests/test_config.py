@@ -201,7 +201,7 @@ def test_custom_connector_on_the_embedded_engine_is_refused_with_advice() -> Non
         assert way_out in str(error.value)
 
 
-def test_command_lines_of_the_page_are_accepted(
+def test_command_lines_of_measure_your_server_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

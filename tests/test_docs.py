@@ -223,7 +223,7 @@ def test_tracked_schemas_follow_from_the_declarations(fields: types.ModuleType) 
     assert tracked == fields.schema_texts()
 
 
-def test_field_only_in_code_or_only_in_docs_is_named(fields: types.ModuleType) -> None:
+def test_field_only_in_code_or_only_in_docs_is_reported(fields: types.ModuleType) -> None:
     assert fields.differences("x", {"a", "b"}, {"b", "c"}) == [
         "x: c: no entry in docs/fields.yaml",
         "x: a: no such field in the code",

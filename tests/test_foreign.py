@@ -156,7 +156,7 @@ def test_foreign_text_is_one_line_of_printable_characters(text: str) -> None:
     assert one_line(shown) == shown
 
 
-def test_line_end_in_foreign_text_is_shown_by_its_number() -> None:
+def test_line_end_in_foreign_text_is_shown_as_an_escape_sequence() -> None:
     assert one_line("Grüße\nPASS\x1b[2J") == "Grüße\\u{a}PASS\\u{1b}[2J"
 
 

@@ -74,7 +74,7 @@ def test_manifest_section_names_the_method_if_recorded() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(row, min_size=1, max_size=2), st.lists(row, min_size=1, max_size=2))
-def test_rerun_replaces_only_its_rows(first: list[Row], second: list[Row]) -> None:
+def test_rerun_replaces_only_the_rows_of_its_study(first: list[Row], second: list[Row]) -> None:
     text = merge("", "b", section("b", first))
     text = merge(text, "a", section("a", second))
     again = merge(text, "b", section("b", second))
@@ -83,7 +83,7 @@ def test_rerun_replaces_only_its_rows(first: list[Row], second: list[Row]) -> No
     assert merge(text, "a", section("a", second)) == text
 
 
-def test_the_file_is_updated_in_place(tmp_path: Path) -> None:
+def test_manifest_file_is_updated_in_place(tmp_path: Path) -> None:
     archive = tmp_path / "x.tar.zst"
     archive.write_bytes(b"x")
     manifest = tmp_path / "MANIFEST.md"

@@ -117,7 +117,7 @@ def test_printed_command_runs_no_code_from_the_archive(tmp_path: Path) -> None:
 
 
 @pytest.mark.workflow
-def test_shipped_archive_without_phase_b_verifies(tmp_path: Path) -> None:
+def test_shipped_archive_without_phase_b_passes_verification(tmp_path: Path) -> None:
     archive = ARCHIVE.with_name("emulated-controls.tar.zst")
     subprocess.run(["tar", "--zstd", "-xf", archive, "-C", tmp_path], check=True)
     result = verified(tmp_path)
@@ -141,7 +141,7 @@ def test_changed_digit_of_a_published_tax_is_named(
     assert " 1 differ." in output
 
 
-def test_widened_intervals_an_overwritten_flag_and_forged_identities_are_named(
+def test_widened_intervals_overwritten_flags_and_forged_identities_are_reported(
     unpacked: Path, tmp_path: Path, refuted: Verified
 ) -> None:
     table = changed(unpacked, tmp_path, "published/analysis/effects.csv", "study.json")

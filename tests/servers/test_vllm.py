@@ -66,7 +66,7 @@ def test_launch_ignores_the_sampling_defaults_of_its_model(names: tuple[str, ...
         assert argv[argv.index("--generation-config") + 1] == "vllm"
 
 
-def test_study_can_set_other_sampling() -> None:
+def test_study_can_override_the_sampling_parameters() -> None:
     flags = {**STUDIES["h20"]["config"]["engine"]["flags"], "--generation-config": "auto"}
     argv = command("h20", "plain", flags=flags).argv
     assert argv[argv.index("--generation-config") + 1] == "auto"

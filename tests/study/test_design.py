@@ -141,7 +141,7 @@ def test_build_settings_of_an_environment_do_not_change_the_design() -> None:
     assert other["design_sha256"] == one["design_sha256"]
 
 
-def test_differences_name_nested_keys_and_list_positions() -> None:
+def test_differences_of_designs_name_nested_keys_and_list_positions() -> None:
     old = {"a": {"b": [1, 2], "c": 3}, "d": [1]}
     new = {"a": {"b": [1, 5], "c": 3}, "d": [1, 2], "e": None}
     assert list(differences(old, new)) == ["a.b[1]: 2 -> 5", "d: [1] -> [1, 2]"]

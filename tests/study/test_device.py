@@ -172,7 +172,7 @@ CPU_STUDY: Any = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
 @pytest.mark.parametrize(
     ("oversubscribe", "exclusive"), [("NO", True), ("OK", False), ("YES", False), ("", None)]
 )
-def test_launch_describes_its_gpus_and_job(
+def test_launch_record_describes_its_gpus_and_job(
     stand_in: StandIn,
     monkeypatch: pytest.MonkeyPatch,
     oversubscribe: str,

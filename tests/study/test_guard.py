@@ -149,7 +149,9 @@ def test_invalid_parent_variable_is_reported(named: str, status: int, message: s
     assert message.format(pid=os.getpid()) in driver.stdout + driver.stderr
 
 
-def test_job_environment_keeps_only_a_running_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_environment_keeps_its_owner_only_while_the_owner_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
     mine, owner = process_name(os.getpid()), process_name(os.getppid())
     pid, where, started = owner.split(":")

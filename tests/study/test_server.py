@@ -103,7 +103,7 @@ def test_server_that_dies_before_ready_is_reported_with_its_log_without_paths(
         ),
     ],
 )
-def test_first_error_is_found_behind_the_name_of_its_process(
+def test_first_error_is_found_after_the_name_of_its_process(
     tmp_path: Path, started: list[Server], printed: str, first: str
 ) -> None:
     command = ServerCommand(["bash", "-c", f"printf '{printed}\\n'; exit 1"], {})

@@ -69,7 +69,7 @@ def test_idle_resources_are_read_before_the_first_cell_and_cells_lie_between_rea
 
 
 @pytest.mark.workflow
-def test_the_index_names_both_records_with_their_hashes(study_file: Path) -> None:
+def test_launch_index_lists_resources_and_settings_with_their_hashes(study_file: Path) -> None:
     folder = launch_folder(study_file)
     names = ("resources.json", "settings.json")
     files = index_of(study_file)["files"]
@@ -77,7 +77,7 @@ def test_the_index_names_both_records_with_their_hashes(study_file: Path) -> Non
 
 
 @pytest.mark.workflow
-def test_settings_come_from_the_running_engine_or_give_a_reason(
+def test_settings_come_from_the_running_engine_or_have_a_reason(
     study_file: Path,
 ) -> None:
     settings = read_json(launch_folder(study_file) / "settings.json")["settings"]
