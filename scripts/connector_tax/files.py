@@ -43,7 +43,7 @@ class ArtifactError(Exception):
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn errors of opening the file at `path` inside the block into an ArtifactError.
+    """Turn an error of opening the file at `path`, in the `with` block, into an ArtifactError.
 
     Raises:
         ArtifactError: the file does not exist, or is a folder.
@@ -286,7 +286,7 @@ _KEPT: dict[tuple[int, int, int, int], str] | None = None
 
 @contextlib.contextmanager
 def digests_kept() -> Iterator[None]:
-    """Hash each file only once inside the block, while its inode, size and time stay the same.
+    """Hash each file only once in the `with` block, while its inode, size and time stay the same.
 
     For readers of a whole study, which compare each file with several lists of hashes.
     """

@@ -131,7 +131,8 @@ class LogSecrets:
         return [n for n, line in enumerate(text.split("\n"), 1) if self.in_line(line)]
 
     def redacted(self, text: str) -> tuple[str, int]:
-        """Return the text without those lines, and their number."""
+        """Return the text without lines that may contain a secret, and the number of these
+        lines."""
         lines = text.split("\n")
         numbers = self.lines(text)
         for number in numbers:

@@ -95,7 +95,7 @@ def sharpen_timers() -> None:
 
 
 def run_when_idle(cpus: Collection[int]) -> None:
-    """Run this process only when no other wants the CPU, on `cpus` (empty: all)."""
+    """Run this process only when no other process wants the CPU, on `cpus` (empty: all)."""
     if cpus:
         os.sched_setaffinity(0, cpus)
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
