@@ -60,7 +60,7 @@ def test_workflows_pin_actions_to_commits() -> None:
     assert [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v[\d.]+", one)] == []
 
 
-def test_engine_help_begins_with_a_description() -> None:
+def test_help_of_the_engine_begins_with_its_purpose() -> None:
     shown = call("engine", "--help").stdout
     assert shown.startswith("usage: connector-tax engine ")
     described = shown.split("\n\n")[1]

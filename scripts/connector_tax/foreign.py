@@ -131,8 +131,7 @@ class LogSecrets:
         return [n for n, line in enumerate(text.split("\n"), 1) if self.in_line(line)]
 
     def redacted(self, text: str) -> tuple[str, int]:
-        """Return the text without lines that may contain a secret, and the number of these
-        lines."""
+        """Return the text without lines that may contain a secret, and their number."""
         lines = text.split("\n")
         numbers = self.lines(text)
         for number in numbers:
