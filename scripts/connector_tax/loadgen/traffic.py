@@ -440,7 +440,7 @@ class ClosedSingles(_OneByOne):
         return min(self._places, self._handed - self._ended)
 
     def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:  # noqa: ARG002
-        """Return requests whose places are due by `horizon_ns`, and requests that wait for a place."""
+        """Return requests with places due by `horizon_ns`, and requests that wait for a place."""
         ready: list[Ready] = []
         while not self.exhausted:
             place_ns = self.next_ns(horizon_ns)
