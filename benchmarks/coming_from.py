@@ -54,7 +54,7 @@ CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --ch
 
 @dataclass(frozen=True)
 class Pair:
-    """Another client's command line and its equivalent here; both send `requests` (None: any)."""
+    """Another client's command line and its equivalent here, which send `requests` requests."""
 
     client: str
     peer_line: str

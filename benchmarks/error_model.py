@@ -191,7 +191,7 @@ def _outcomes(
 
 
 def _pooled(launches: Launches, effect: Effect, levels: Levels) -> str:
-    """Return the verdict on a cost of SOUGHT if all errors are pooled, as before the mixture model.
+    """Return the verdict on a cost of SOUGHT from pooled errors, as before the mixture model.
 
     Args:
         launches: launches of a study, whose last effect is judged.
@@ -411,8 +411,7 @@ def _run(
     rng: np.random.Generator, errors: Errors, candidates: int, most: int, cost: float,
     sd: float = SD,
 ) -> tuple[bool, int]:  # fmt: skip
-    """Return whether any candidate got the verdict costs or gains, and the number of measured
-    blocks.
+    """Return whether any candidate got a verdict (costs or gains), and the measured blocks.
     """
     names = [*PLAINS, *(f"c{number}" for number in range(candidates))]
     place = np.tile(np.arange(float(len(names))), (most, 1))

@@ -12,7 +12,7 @@ FIRST_US, GAP_US = 1000.0, 10_000.0
 
 
 def two_cpus() -> tuple[int, int]:
-    """Return CPUs for client and server: the first and the last allowed one.
+    """Return CPUs for client and server: the first and the last allowed CPU.
 
     Raises:
         SystemExit: only one CPU, on which server and client would disturb each other.

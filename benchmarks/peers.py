@@ -268,7 +268,7 @@ class _TreeSampler(threading.Thread):
 
 @dataclass(frozen=True)
 class Row:
-    """The result of one client at one event rate, or of a closed loop."""
+    """The result of one client at one event rate, or in one closed loop."""
 
     client: str
     events_per_s: float
@@ -281,7 +281,7 @@ class Row:
 
     @property
     def sustained(self) -> bool:
-        """Return whether the client kept the rate and its times did not fall behind."""
+        """Return whether the client kept the rate, with a TTFT error of at most ERROR_MS."""
         return self.achieved >= SUSTAINED_RATE and abs(self.error_p99_ms) <= ERROR_MS
 
     def cells(self) -> list[str]:

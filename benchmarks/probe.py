@@ -261,7 +261,7 @@ _ENTRY_POINT = "connector_tax_probe_switch"
 
 
 class Block(NamedTuple):
-    """Seconds per token of requests with the probe installed, and with it removed."""
+    """Seconds per token of requests, with the probe installed and with the probe removed."""
 
     on: tuple[float, ...]
     off: tuple[float, ...]

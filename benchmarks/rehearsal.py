@@ -33,7 +33,7 @@ def measured_s(study: Study) -> float:
 
 
 def planned_s(study: Study, folder: Path) -> float:
-    """Return the expected seconds of the same launches; `folder` holds only their rates."""
+    """Return the expected seconds of the study's launches; `folder` contains only their rates."""
     rows = list(planned_cells(study.document, folder))
     run = {row.launch for row in rows if row.expected_s}
     each_s = durations_of(study.document).startup_s + study.config["server"]["release_s"]

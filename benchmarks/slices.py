@@ -180,7 +180,7 @@ class Slices:
             raise ServerError(f"{name}: {dead}")
 
     def measure(self, names: Sequence[str], rounds: int, deadline_s: float) -> Rounds:
-        """Return the slices of `rounds` rounds, or of those that begin before the deadline.
+        """Measure up to `rounds` rounds that begin before the deadline; return their slices.
 
         Raises:
             ServerError: a server has ended, or its connector can no longer transfer.
@@ -221,7 +221,7 @@ class Slices:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and its 95% interval's ends, infinite for too few values."""
+    """Return the median and the ends of its 95% interval, which are infinite for too few values."""
     ordered = [-math.inf, *sorted(values), math.inf]
     low, high = order_statistic_ranks(len(values), 50, 0.95)
     return statistics.median(values), ordered[low or 0], ordered[-1 if high is None else high]

@@ -64,7 +64,7 @@ CONNECTOR, HOOKS_US, OUTSIDE_US, REQUESTS, STEP_BLOCKS = "step_tax_60us", 60.0, 
 def study_document(
     arrivals: str, seed: int, blocks: int, taxed: Sequence[str] = tuple(STEP_TAX_US)
 ) -> StudyDocument:
-    """Return the content of `study.json` for a study of `taxed`, ids of STEP_TAX_US."""
+    """Return the content of `study.json` for a study of `taxed`, some ids of STEP_TAX_US."""
     document = deepcopy(_default())
     config: Any = document["config"]
     config["engine"]["definition_content"] = _engine_definition()
@@ -133,7 +133,7 @@ def serve(engine: VirtualEngine, config: StudyConfig, arrivals: str) -> Requests
 
 
 def virtual_study(spread: str, arrivals: str, number: int) -> list[Row]:
-    """Run study `number` and return a row for each count of BLOCKS, tax and metric.
+    """Run study `number`; return a row for each number of blocks (BLOCKS), tax and metric.
 
     A study of fewer blocks consists of the largest one's first blocks.
     """
@@ -202,7 +202,7 @@ def smallest_found(rows: Sequence[Row], truths: Mapping[tuple[str, str], float])
 
 
 def table(studies: int) -> Table:
-    """Return coverage, A/A intervals that exclude zero, and the smallest detected tax, in %."""
+    """Return a table of coverage, A/A intervals that exclude zero, and smallest detected taxes."""
     table = Table("launches", "arrivals", "metric", "blocks", "held", "A/A", "found in 80%")
     with ProcessPoolExecutor() as pool:
         for arrivals in ARRIVALS:

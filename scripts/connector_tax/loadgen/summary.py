@@ -176,7 +176,7 @@ def _lengths(counts: Sequence[int | None]) -> dict[str, float] | None:
 
 
 def _failures(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Return counts by kind of failure, and its most frequent texts with their counts."""
+    """Return the count of each kind of failure, with the kind's most frequent texts."""
     texts: dict[str, Counter[str]] = {}
     for record in records:
         if record.error_kind is not None:

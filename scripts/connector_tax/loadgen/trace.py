@@ -186,7 +186,7 @@ class TracePrompts:
 
 
 def mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a pseudo-random 64-bit number for each number, by SplitMix64's output function.
+    """Return a pseudo-random 64-bit number for each input, by SplitMix64's output function.
 
     Any block can be made without the blocks before it, and a whole prompt in one vectorised call.
     Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.

@@ -284,7 +284,7 @@ class SessionScheduler:
         output: Output | None,
         pause_ns: int = 0,
     ) -> Outcome:
-        """Process the end of a request; `output` None means that it failed.
+        """Process the end of a request; `output` None means that the request failed.
 
         Where sessions are kept active, its session's place stays empty for `pause_ns` afterwards.
         """

@@ -282,7 +282,7 @@ class Worker:
             self._fire_due()
 
     def _fire_due(self) -> None:
-        """Fire the requests that are due or nearly so; set the timer for the next.
+        """Fire the requests that are due or nearly due; set the timer for the next request.
 
         At most one spin and _FIRES_PER_TURN requests run in a turn of the event loop, so that
         results and messages are served between dense requests.

@@ -59,7 +59,7 @@ class Ledger:
 
 
 def message_of(error: BaseException) -> str:
-    """Return an exception's message about the content that raised it."""
+    """Return the message of an exception that malformed content raised."""
     if isinstance(error, ArtifactError | OSError):
         return str(error)
     if isinstance(error, KeyError):

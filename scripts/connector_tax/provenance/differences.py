@@ -50,7 +50,7 @@ def compare(published: Path, made: Path, other_version: bool = False) -> Compari
 
 
 def compare_values(published: Any, made: Any, where: str, other_version: bool) -> Comparison:
-    """Compare two JSON values; records in a list are matched by `id` if each has one."""
+    """Compare two JSON values; records in a list are matched by `id` if each has an `id`."""
     result = Comparison()
     for one_sided, line in _walk(published, made, where):
         (result.only if one_sided and other_version else result.wrong).append(line)
@@ -146,7 +146,7 @@ def _walk(published: Any, made: Any, where: str) -> Iterator[tuple[bool, str]]:
 
 
 def _by_id(value: Any) -> Any:
-    """Return a list of records as a mapping by `id`, if each has one; else the value."""
+    """Return a list of records as a mapping by `id`, if each has an `id`; otherwise the value."""
     if isinstance(value, list) and value and all(isinstance(v, dict) and "id" in v for v in value):
         by_id = {str(record["id"]): record for record in value}
         return by_id if len(by_id) == len(value) else value

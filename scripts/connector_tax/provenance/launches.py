@@ -111,7 +111,7 @@ def _shape_rates(study: Study) -> Iterator[str]:
 
 
 def _environment(study: Study) -> Iterator[str]:
-    """Yield differences between env.txt, which begins with environment.json, and that file."""
+    """Yield differences between environment.json and its copy at the beginning of env.txt."""
     environment = read_json(study.root / paths.ENVIRONMENT)
     recorded = (study.root / paths.ENV_TEXT).read_text(encoding="utf-8").partition("\n\n")[0]
     made = environment_text(environment, {})

@@ -161,7 +161,7 @@ def _without_index(study: StudyDocument, launch: Launch, run: LaunchFolder) -> L
 
 
 def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
-    """Yield each attempt's device, if recorded: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
+    """Yield each attempt's device, if recorded, as `machine-01 GPU-0a, NUMA node 0, exclusive`."""
     for node in nodes_of(attempts):
         numa = sorted({n for n in node["gpu_numa_nodes"] if n is not None})
         notes = [f"NUMA node {n}" for n in numa]

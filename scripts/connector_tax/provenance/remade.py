@@ -105,7 +105,7 @@ class Claims:
         self.not_made_again = 0
 
     def compare(self, name: str, published: Path, made: Path) -> None:
-        """Check one file that exists in both folders."""
+        """Check a published file against the recomputed file of the same name."""
         with self.ledger.guarded(KIND, name):
             result = self._comparison(name, published / name, made / name)
             if not self.other_method:
@@ -138,7 +138,7 @@ class Claims:
 
 
 def check_claims(study: StudyFolder, made: Path, ledger: Ledger) -> Claims:
-    """Compare the claims in a study's folder with those in `made`."""
+    """Compare the claims in a study's folder with the recomputed claims in `made`."""
     root = study.root
     record = manifest.read_manifest(root / paths.MANIFEST)
     archived = is_archived(root)

@@ -65,7 +65,7 @@ def is_view(name: str) -> bool:
 
 
 def changed_files(published: Mapping[str, str], there: Mapping[str, Path]) -> Iterator[str]:
-    """Yield a line for each file that is missing, added or changed by its digest."""
+    """Yield a line for each missing, added or changed file, by comparing digests."""
     for name in sorted({*published, *there}):
         if name not in there:
             yield f"{name} is missing"

@@ -88,7 +88,7 @@ def _served(rehearsal: Rehearsal) -> pd.DataFrame:
 
 
 def cells_that_cannot_be_valid(rehearsal: Rehearsal) -> dict[tuple[str, str], str]:
-    """Return the reason by (phase, cell), for cells that are valid in no launch."""
+    """Return why cells are valid in no launch: the reason by (phase, cell)."""
     served = _served(rehearsal).groupby(["phase", "cell"], sort=False)
     cells = served.agg(valid=("valid", "any"), why=("why", "first"))
     reasons: dict[Any, str] = cells.why[~cells.valid].to_dict()

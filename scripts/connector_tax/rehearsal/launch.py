@@ -75,7 +75,7 @@ HEALTHY: GeneratorHealth = {
 
 
 class Scrape(NamedTuple):
-    """A scrape of the server, and its requests at that moment."""
+    """A scrape of the server, with the server's requests at that moment."""
 
     line: ScrapeLine
     inflight: int

@@ -315,7 +315,7 @@ def _below_root(path: str) -> str:
 
 
 def _model(name: str) -> str:
-    """Return the model; `./folder` becomes a folder of the project."""
+    """Return the model's name or folder; `./folder` becomes a folder of the project."""
     return f"{ROOT_MARK}/{name[2:]}" if name.startswith("./") else name
 
 

@@ -43,7 +43,7 @@ _STARTS = {RESOLVES: "yes", REFUSES: "refuses", NOT_RESOLVED: "not resolved"}
 
 
 class Cell(NamedTuple):
-    """A table cell, and whether its value differs from plain's value."""
+    """A table cell, with a flag that its value differs from plain's value."""
 
     text: str
     differs: bool = False

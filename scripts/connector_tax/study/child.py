@@ -19,7 +19,7 @@ MEANWHILE_S = 2.0
 
 
 class ChildError(Exception):
-    """A helper process ended or did not reply; the text or its own output gives the cause."""
+    """A helper process ended or did not reply; the text or the process's output gives the cause."""
 
 
 class CommandChild:

@@ -127,7 +127,7 @@ def _judged(check: str, good: bool, text: str, otherwise: Verdict = "fail") -> F
 
 
 def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
-    """Yield the findings for the study; if it has slots, for each slot, under the slot's id."""
+    """Yield the findings for the study, or for each of its slots, under the slot's id."""
     slots = study["config"].get("devices")
     if not slots:
         yield from findings(study, folder)

@@ -54,7 +54,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class Server:
-    """A vLLM on an accelerator, as a fluid model.
+    """A fluid model of a vLLM on an accelerator.
 
     Attributes:
         roof: the cost of a step.

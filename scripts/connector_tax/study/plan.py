@@ -96,7 +96,7 @@ def launch_overhead_s(study: StudyDocument, folder: Path, known: Durations) -> f
 
 
 def _is_skipped(folder: Path, known: Durations, phase: str) -> bool:
-    """Return whether the phase has no launches: B' if ref_load is, or will be, ref_safe."""
+    """Return whether the phase has no launches: B' if ref_load equals, or will equal, ref_safe."""
     rates = [reference_rate(folder, name) or known.rates_rps.get(name) for name in ("B", "Bp")]
     return phase == "Bp" and rates[0] is not None and rates[0] == rates[1]
 

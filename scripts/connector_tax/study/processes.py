@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 
 class Stat(NamedTuple):
-    """The state of a process by /proc/<pid>/stat (proc(5)); CPU time in clock ticks.
+    """The state of a process from /proc/<pid>/stat (proc(5)); CPU time in clock ticks.
 
     Attributes:
         own_ticks: CPU time of its threads.
@@ -104,7 +104,7 @@ class Process:
 
 
 class ControlGroup(NamedTuple):
-    """The files of a container's control group that have its CPU time and memory."""
+    """The files with the CPU time and memory of a container's control group."""
 
     cpu: Path
     memory: Path
@@ -276,7 +276,7 @@ def _unaccounted(before: Reading, after: Reading) -> str | None:
 
 
 def _cpu_clock(pid: int) -> int:
-    """Return the id of a process's CPU clock, as clock_getcpuclockid(3)."""
+    """Return the id of a process's CPU clock, like clock_getcpuclockid(3)."""
     return ((~pid) << 3) | 2
 
 

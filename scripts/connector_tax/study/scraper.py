@@ -51,7 +51,7 @@ class MetricsSampler(CommandChild):
         super().__init__(SCRAPER_MODULE, arguments)
 
     def open(self, path: Path, seed: str) -> ScrapeLine:
-        """Start a cell's file with a first scrape and return it; `seed` draws the intervals."""
+        """Start a cell's file with a scrape, and return the scrape; `seed` draws the intervals."""
         return cast(ScrapeLine, self.ask("open", path=str(path), seed=seed))
 
     def peek(self) -> ScrapeLine:

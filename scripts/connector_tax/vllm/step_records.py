@@ -262,7 +262,7 @@ def _fields(header: Header, hooks: Mapping[int, _Hook], step: _Step) -> StepLine
 def _spent_in_hooks(
     hooks: Mapping[int, _Hook], calls: list[_Call]
 ) -> dict[str | None, dict[str, float]]:
-    """Return seconds by child (None: the connector itself) and hook, in the order of the positions.
+    """Return the seconds in each hook of each child (None: the connector), ordered by position.
 
     Args:
         calls: (start, end, position) of each timing.
