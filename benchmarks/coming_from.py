@@ -54,7 +54,7 @@ CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --ch
 
 @dataclass(frozen=True)
 class Pair:
-    """Another client's command line and its equivalent here, which send `requests` requests."""
+    """Another client's command line and its equivalent here; each sends `requests` (None: any)."""
 
     client: str
     peer_line: str

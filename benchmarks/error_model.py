@@ -411,8 +411,7 @@ def _run(
     rng: np.random.Generator, errors: Errors, candidates: int, most: int, cost: float,
     sd: float = SD,
 ) -> tuple[bool, int]:  # fmt: skip
-    """Return whether any candidate got a verdict (costs or gains), and the measured blocks.
-    """
+    """Return whether any candidate got a verdict, costs or gains, and the number of blocks."""
     names = [*PLAINS, *(f"c{number}" for number in range(candidates))]
     place = np.tile(np.arange(float(len(names))), (most, 1))
     truth = np.log1p(cost) * ~np.isin(names, PLAINS)
