@@ -138,7 +138,7 @@ def test_rows_of_manifest_md_equal_the_studys_manifest(published: Path) -> None:
     page = published.parents[2] / "MANIFEST.md"
     replace(page, page.read_text().replace("| 2/0/0/0 |", "| 9/0/0/0 |", 1))
     (claim,) = failures(published)
-    assert (claim.subject, claim.message) == ("rows", "its rows differ from those of manifest.json")
+    assert (claim.subject, claim.message) == ("rows", "its rows differ from manifest.json")
 
 
 def test_manifest_md_of_another_version_may_have_other_words_but_no_other_value(

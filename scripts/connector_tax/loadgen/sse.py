@@ -103,7 +103,7 @@ class Usage(msgspec.Struct):
 def usage_of(response: "Response") -> Usage | None:
     """Return the token usage in a chunk or a whole response; None without counts.
 
-    It is in `usage`, in the `usage` of a choice (Moonshot) or in that of `x_groq`.
+    It is in `usage`, in the `usage` of a choice (Moonshot) or in the `usage` of `x_groq`.
     """
     inner = response.x_groq.get("usage") if isinstance(response.x_groq, dict) else None
     places = [response.usage, *(choice.usage for choice in response.choices or ()), inner]

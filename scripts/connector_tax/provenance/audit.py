@@ -246,7 +246,7 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
         statement = f"the seal that {page} names"
         record, listed = read_manifest(study.root / paths.MANIFEST), published_body(body)
         made, wrong = section(name, record, head), []
-        rows = [] if made == listed else [f"its rows differ from those of {paths.MANIFEST}"]
+        rows = [] if made == listed else [f"its rows differ from {paths.MANIFEST}"]
         words = doubt_about(listed, made, record)
         ledger.check(LISTED, "rows", rows, f"as {page} names them", words)
         pictures = wrong_pictures(body, pictures_of(published_views(study.root)))
