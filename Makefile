@@ -61,11 +61,11 @@ dist: .venv/dev.stamp  ## build sdist and wheel into build/dist, check them, and
 	rm -rf build/dist build/tried
 	$(UV) build -q --no-build-isolation --python $(BIN)/python -o build/dist .
 	$(BIN)/twine check --strict build/dist/*.whl build/dist/*.tar.gz
-	@for extra in study loadgen; do \
+	@for extra in study loadgen engine; do \
 	  $(UV) venv -q --python $(BIN)/python build/tried/$$extra && \
 	  $(UV) pip install -q --python build/tried/$$extra "$$(ls build/dist/*.whl)[$$extra]" || exit 1; done
 	for command in ab engine loadgen compare audit; do build/tried/study/bin/connector-tax $$command --help >build/tried/help || exit 1; done
-	build/tried/loadgen/bin/connector-tax loadgen --help >build/tried/help
+	for command in loadgen engine; do build/tried/$$command/bin/connector-tax $$command --help >build/tried/help || exit 1; done
 	rm -rf build/tried
 
 slurm: .venv/slurm.stamp  ## install Snakemake's executor for Slurm, for workflow/profiles/slurm
