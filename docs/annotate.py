@@ -12,13 +12,13 @@ from PIL.ImageFont import load_default
 TARGET = Path(__file__).with_name("figures") / "scorecard-numbered.png"
 # The place of each disc beside its subject, as shares of the picture's width and height.
 MARKS = (
-    (0.326, 0.142),  # verdict
-    (0.326, 0.34),  # at most
-    (0.904, 0.651),  # a triangle without a word
-    (0.745, 0.551),  # idle CPU
-    (0.825, 0.75),  # memory
-    (0.358, 0.967),  # engine
-    (0.982, 0.142),  # KV cache
+    (0.327, 0.15),  # verdict
+    (0.331, 0.29),  # at most
+    (0.904, 0.711),  # a triangle without a word
+    (0.747, 0.608),  # idle CPU
+    (0.826, 0.812),  # memory
+    (0.358, 0.97),  # engine
+    (0.982, 0.153),  # KV cache
 )
 RADIUS = 0.0082
 INK = (11, 92, 173)
