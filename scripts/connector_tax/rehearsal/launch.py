@@ -247,6 +247,7 @@ def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: M
         # What a look reads.
         summaries = {cell["cell"]: summarise_cell(folder / cell["cell"]) for cell in cells}
         write_json(folder / paths.SUMMARY, summaries)
+    timing["wall_s"] = sum(timing.values())
     times = {"started_utc": BEGUN, "ended_utc": BEGUN, "timing": timing}
     write_index(folder, launch_index(study, launch, entries, **went, **times))
 

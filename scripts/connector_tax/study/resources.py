@@ -305,8 +305,10 @@ def _of_metrics(page: str | None) -> Told:
     # Imported late: the driver starts its server first.
     from prometheus_client.parser import text_string_to_metric_families
 
+    # The parser takes milliseconds for a whole page.
+    lines = [line for line in (page or "").splitlines() if line.startswith(_METRIC)]
     try:
-        families = list(text_string_to_metric_families(page or ""))
+        families = list(text_string_to_metric_families("\n".join(lines)))
     except ValueError:
         return {}
     samples = (sample for family in families for sample in family.samples)
