@@ -42,7 +42,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(audited: Path, tmp_path: Path) -> Path:
     """Return a copy of the audited study's folder, which the test may change."""
-    from tests.provenance.audited_study import linked_copy
+    from tests.study_folder import linked_copy
 
     return linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
 
@@ -57,7 +57,7 @@ def remade(audited: Path) -> Path:
 def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the archive of the audited study, in a copy of the study's folder."""
     from connector_tax.provenance.pack import pack
-    from tests.provenance.audited_study import linked_copy
+    from tests.study_folder import linked_copy
 
     def make(folder: Path) -> None:
         study = linked_copy(audited, folder / "study")

@@ -25,9 +25,8 @@ from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import meta
 from connector_tax.config import ROOT, SCHEMAS
 from connector_tax.loadgen.messages import STUDY_FIELDS
-from tests.analysis.synthetic import write_synthetic_study
 from tests.shared import members_of
-from tests.study_folder import on_machines
+from tests.study_folder import edited_json, on_machines, write_virtual_study
 
 PACKAGE = ROOT / "scripts" / "connector_tax"
 # Written by `make docs`, and not tracked.
@@ -286,10 +285,11 @@ def test_request_record_declaration_matches_writer_and_analysis() -> None:
 
 
 def test_every_column_of_the_tables_is_described(fields: types.ModuleType, tmp_path: Path) -> None:
-    small = {"phase_a": {"rates_rps": [20.0, 40.0]}}
-    study_file = write_synthetic_study(
-        tmp_path / "s", blocks=2, nodes=on_machines("a", "b"), steps_per_cell=10, config=small
-    )
+    study_file = write_virtual_study(tmp_path, blocks=2, configurations=["plain", "mooncake_both"])
+    nodes = on_machines("a", "b")
+    for path in tmp_path.glob("runs/*/*/*/index.json"):
+        with edited_json(path) as index:
+            index["attempts"] = [{"node": nodes[index["block"]]}]
     written = aggregate(StudyFolder.load(study_file))
     files = fields.dictionary()["files"]
     described = {e["table"]: fields.described(n, e) for n, e in files.items() if "table" in e}

@@ -11,11 +11,11 @@ from connector_tax.analysis.step_tables import device_rows
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import DeviceLine
 from connector_tax.artifacts.names import CellKey
-from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import DeviceTimeSection
 from connector_tax.artifacts.tables import EffectRow, StepGroup, read_table, table_text
-from tests.analysis.synthetic import write_synthetic_study
 from tests.shared import known
+from tests.study_folder import study_design
 
 CONFIGURATIONS = ("plain", "plain_2", "nixl_both")
 Groups = dict[tuple[str, StepGroup], dict[str, EffectRow]]
@@ -44,7 +44,7 @@ def steps(
 
 def rows(folder: Path, cells: dict[CellKey, Table]) -> Groups:
     """Return the effects by metric, for each configuration and group of steps."""
-    study = load_study(write_synthetic_study(folder / "s", blocks=2))
+    study = Study(folder, study_design(blocks=2))
     asked: DeviceTimeSection = {
         "accelerator": "H20", "model_config": "x", "launch_us": 0, "besides_us": 0,
     }  # fmt: skip

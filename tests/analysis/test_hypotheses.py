@@ -1,52 +1,83 @@
-"""Test H1 to H6 and the success criteria on studies with known true taxes."""
+"""Test H1 to H6 and the success criteria on launches with known true taxes."""
 
-import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from connector_tax.analysis import hypotheses
-from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.block_model import MIXTURE
 from connector_tax.analysis.effect import Ends
-from connector_tax.analysis.effects import TaxTable
+from connector_tax.analysis.effects import LogSample, TaxTable
 from connector_tax.analysis.hypotheses import Question
-from connector_tax.artifacts.folder import StudyFolder
-from connector_tax.artifacts.names import REFERENCES
-from connector_tax.artifacts.study_file import Study, load_study
-from tests.analysis.synthetic import (
-    CONFIG,
-    CONFIGURATIONS,
-    write_analysed_study,
-    write_synthetic_study,
-)
-from tests.analysis.synthetic_records import TAXES
-from tests.study_folder import on_machines
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import CellFolder, StudyFolder
+from connector_tax.artifacts.metrics import METRICS
+from connector_tax.artifacts.names import REFERENCES, CellKey
+from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_records import EIGHT
+from connector_tax.files import read_json
+from tests.study_folder import CONFIG, DEFAULT, TAXES, edited_json, on_machines, study_design
 
 Findings = dict[Any, dict[str, Any]]
-LIMITS = CONFIG["hypotheses"]
+LIMITS = DEFAULT["hypotheses"]
 
 
-def analyse(root: Path, **arguments: Any) -> Findings:
-    """Return hypotheses and criteria by id, for a new study with little noise and no saturation."""
-    config = {
-        "phase_a": {"rates_rps": [20.0, 40.0]},
-        "phase_b": {"input_tokens": [128, 512], "output_tokens": [16, 32]},
-    }
-    options: dict[str, Any] = {"blocks": 3, "noise": 0.05, "launch_sigma": 0.0005}
-    options |= {"config": config, "steps_per_cell": 10, **arguments}
-    return findings(write_analysed_study(root / "x", **options).parent)
+def analyse(
+    *,
+    taxes: Mapping[str, float] = TAXES,
+    blocks: int = 3,
+    spread: float = 0.002,
+    growth: tuple[float, float] = (0.0, 0.0),
+    seed: int = 1,
+    skipped: Mapping[str, str] | None = None,
+    saturated: bool = False,
+) -> Findings:
+    """Return hypotheses and criteria 1 to 5 by id.
 
-
-def findings(root: Path) -> Findings:
-    """Return hypotheses and criteria by id."""
-    content = json.loads((root / "analysis" / "hypotheses.json").read_text())
-    return {f["id"]: f for f in content["hypotheses"] + content["criteria"]}
+    Args:
+        spread: standard deviation of the log of a launch's percentile.
+        growth: added to every tax on TTFT per doubling of the input above 128 tokens, and to every
+            tax on TPOT per doubling of the output above 16.
+        skipped: configuration to the reason why its launches were skipped.
+        saturated: whether every cell is saturated.
+    """
+    document = study_design(
+        blocks=blocks,
+        phase_a=CONFIG["phase_a"] | {"rates_rps": [40.0]},
+        phase_b={"input_tokens": [128, 512], "output_tokens": [16, 32]},
+        phase_bp=None,
+        statistics={"margins": dict.fromkeys(METRICS, 0.03)},
+    )
+    cells: list[CellFolder] = []
+    samples: dict[CellKey, dict[str, LogSample]] = {}
+    random = np.random.default_rng(seed)
+    for phase in ("A", "B"):
+        for launch, planned in product(launches(document, phase), document["cells"][phase]):
+            key = CellKey(launch.config, launch.block, phase, planned["cell"])
+            shape = planned["input_tokens"], planned["output_tokens"]
+            reason = (skipped or {}).get(launch.configuration)
+            status = "skipped" if reason else "valid"
+            cells.append(CellFolder(key, status, reason, Path(), {}, None, 40.0, *shape))
+            if reason:
+                continue
+            tax = taxes.get(launch.configuration, 0.0)
+            grown = np.log2(np.array(shape) / (128, 16)) * growth if tax else 0.0
+            logs = np.log(1 + tax + grown) + random.normal(0, spread, 2)
+            samples[key] = {
+                metric: LogSample(log, 200, saturated)
+                for metric, log in zip(("ttft_p90", "tpot_p90"), logs.tolist(), strict=True)
+            }
+    table = TaxTable(Study(Path(), document), cells, samples, dict.fromkeys(REFERENCES, 40.0))
+    concluded = hypotheses.hypotheses(table)
+    met = hypotheses.criteria(table, concluded, [], step_timing=True)[:5]
+    return {finding["id"]: dict(finding) for finding in [*concluded, *met]}
 
 
 def verdicts(by_id: Findings) -> list[str]:
@@ -59,8 +90,8 @@ def with_taxes(**changes: float) -> Mapping[str, float]:
     return {**TAXES, **changes}
 
 
-def test_effects_as_in_the_prior_support_every_hypothesis(tmp_path: Path) -> None:
-    by_id = analyse(tmp_path, ttft_growth=0.05, tpot_growth=0.05)
+def test_effects_as_in_the_prior_support_every_hypothesis() -> None:
+    by_id = analyse(growth=(0.05, 0.05))
     assert verdicts(by_id) == ["supported"] * 6
     assert by_id[1]["numbers"]["label"] == "accepted"
     assert by_id[2]["numbers"]["label"] == "agrees"
@@ -68,14 +99,14 @@ def test_effects_as_in_the_prior_support_every_hypothesis(tmp_path: Path) -> Non
     assert by_id[3]["numbers"]["label"] in ("mixed", "undecided", "implementation-cost-dominated")
     assert by_id[4]["numbers"]["label"] == "linear"
     assert by_id["H5"]["numbers"]["per_doubling"] == pytest.approx(0.05, abs=0.01)
-    assert [by_id[i]["verdict"] for i in range(1, 8)] == ["met"] * 7
+    assert [by_id[i]["verdict"] for i in range(1, 6)] == ["met"] * 5
 
 
-def test_opposite_effects_refute_every_hypothesis(tmp_path: Path) -> None:
+def test_opposite_effects_refute_every_hypothesis() -> None:
     taxes = with_taxes(
         mooncake_both=0.06, nixl_both=0.05, noop_connector=0.05, multi_mooncake_lmcache=0.60
     )
-    by_id = analyse(tmp_path, taxes=taxes)
+    by_id = analyse(taxes=taxes)
     assert verdicts(by_id) == ["refuted"] * 6
     assert "tax is below 10%" in by_id["H1"]["sentence"]
     assert "super-additive" in by_id["H4"]["sentence"].lower()
@@ -85,28 +116,28 @@ def test_opposite_effects_refute_every_hypothesis(tmp_path: Path) -> None:
     assert by_id[4]["numbers"]["label"] == "not linear"
 
 
-def test_sub_additive_inverted_and_falling_effects_get_their_labels(tmp_path: Path) -> None:
+def test_sub_additive_inverted_and_falling_effects_get_their_labels() -> None:
     taxes = with_taxes(nixl_both=0.60, multi_mooncake_lmcache=0.30, noop_connector=0.05)
-    by_id = analyse(tmp_path, taxes=taxes, ttft_growth=-0.05, tpot_growth=-0.02)
+    by_id = analyse(taxes=taxes, growth=(-0.05, -0.02))
     assert "sub-additive" in by_id["H4"]["sentence"].lower()
     assert "opposite sign" in by_id["H2"]["sentence"]
     assert [by_id[h]["verdict"] for h in ("H5", "H6")] == ["refuted", "refuted"]
     assert by_id["H5"]["numbers"]["sign"] == "-"
 
 
-def test_hypotheses_on_shares_are_undecided_without_a_tax(tmp_path: Path) -> None:
-    by_id = analyse(tmp_path, taxes=dict.fromkeys(CONFIGURATIONS, 0.0))
+def test_hypotheses_on_shares_are_undecided_without_a_tax() -> None:
+    by_id = analyse(taxes={})
     assert by_id["H1"]["verdict"] == "refuted"
     assert [by_id[h]["verdict"] for h in ("H3", "H4")] == ["cannot tell", "cannot tell"]
     assert "nothing to split" in by_id["H3"]["sentence"]
-    by_id = analyse(tmp_path / "faster", taxes=with_taxes(mooncake_both=-0.05))
+    by_id = analyse(taxes=with_taxes(mooncake_both=-0.05))
     assert by_id["H3"]["numbers"]["blocks_needed"] is None
     assert "100 blocks would not decide it in 80% of studies." in by_id["H3"]["sentence"]
 
 
-def test_undecided_hypothesis_gives_the_blocks_needed(tmp_path: Path) -> None:
+def test_undecided_hypothesis_gives_the_blocks_needed() -> None:
     taxes = with_taxes(mooncake_both=0.14, noop_connector=0.05)
-    by_id = analyse(tmp_path, taxes=taxes, launch_sigma=0.1, noise=0.5, seed=3)
+    by_id = analyse(taxes=taxes, spread=0.1, seed=3)
     needed = {f"H{n}": by_id[f"H{n}"]["numbers"].get("blocks_needed") for n in range(1, 7)}
     assert by_id["H1"]["verdict"] == "cannot tell"
     assert "contains 10%" in by_id["H1"]["sentence"]
@@ -117,8 +148,8 @@ def test_undecided_hypothesis_gives_the_blocks_needed(tmp_path: Path) -> None:
     assert "blocks_needed" not in by_id[4]["numbers"]
 
 
-def test_one_block_has_point_labels_and_no_verdicts(tmp_path: Path) -> None:
-    by_id = analyse(tmp_path, blocks=1, noise=0.01, taxes=with_taxes(noop_connector=0.02))
+def test_one_block_has_point_labels_and_no_verdicts() -> None:
+    by_id = analyse(blocks=1, taxes=with_taxes(noop_connector=0.02))
     labels = {f"H{i}": by_id[f"H{i}"]["point_label"] for i in range(1, 7)}
     assert labels == {
         "H1": "inside the 25 to 60% band",
@@ -138,9 +169,9 @@ def test_one_block_has_point_labels_and_no_verdicts(tmp_path: Path) -> None:
     assert by_id[3]["point_label"] == "implementation-dominated"
 
 
-def test_point_labels_describe_each_size_of_effect(tmp_path: Path) -> None:
+def test_point_labels_describe_each_size_of_effect() -> None:
     taxes = with_taxes(mooncake_both=0.10, noop_connector=0.08, multi_mooncake_lmcache=0.60)
-    by_id = analyse(tmp_path, blocks=1, noise=0.01, taxes=taxes, ttft_growth=0.1, tpot_growth=-0.1)
+    by_id = analyse(blocks=1, taxes=taxes, growth=(0.1, -0.1))
     assert [by_id[f"H{i}"]["point_label"] for i in range(1, 7)] == [
         "below the 25 to 60% band",
         "below the 5 to 10 pp band",
@@ -151,42 +182,39 @@ def test_point_labels_describe_each_size_of_effect(tmp_path: Path) -> None:
     ]
 
 
-def test_hypothesis_with_a_marked_tax_is_undecided_with_a_reason(tmp_path: Path) -> None:
-    config = {
-        "phase_a": {"rates_rps": [20.0, 40.0]},
-        "saturation": {"waiting_p50_max": -1.0},
-        "reference": {"fallback_rps": 40.0},
-    }
-    by_id = analyse(tmp_path, config=config, ttft_growth=0.05)
+def test_hypothesis_with_a_marked_tax_is_undecided_with_a_reason() -> None:
+    by_id = analyse(growth=(0.05, 0.0), saturated=True)
     assert verdicts(by_id) == ["cannot tell"] * 6
-    sentence = by_id["H1"]["sentence"]
-    assert "mooncake_both saturated; plain saturated" in sentence
-    assert (
-        by_id["H1"]["numbers"]["tax_ttft_p90"]["mark"] == "mooncake_both saturated; plain saturated"
-    )
+    mark = "mooncake_both saturated; plain saturated"
+    assert mark in by_id["H1"]["sentence"]
+    assert by_id["H1"]["numbers"]["tax_ttft_p90"]["mark"] == mark
 
 
-def test_a_failed_launch_fails_the_artifact_criterion_with_its_reason(damaged: Path) -> None:
-    by_id = findings(damaged)
-    assert by_id[6]["verdict"] == "not met"
-    assert "EngineDeadError" in by_id[6]["numbers"]["missing"][0]
-
-
-def test_a_lost_file_and_an_unexplained_skip_fail_the_artifact_criterion(tmp_path: Path) -> None:
-    study = write_synthetic_study(tmp_path / "x", steps_per_cell=10, skipped={"nixl_both": "no"})
-    root = study.parent
-    (root / "runs" / "plain" / "block0" / "A" / "launch.sh").unlink()
-    status = json.loads((root / "preflight" / "preflight_status.json").read_text())
-    status["nixl_both"]["reason"] = None
-    (root / "preflight" / "preflight_status.json").write_text(json.dumps(status))
-    assert aggregate(["--study", str(study)]) == 0
-    by_id = findings(root)
+def test_hypothesis_about_a_skipped_configuration_has_no_number() -> None:
+    by_id = analyse(skipped={"nixl_both": "no"})
     assert by_id["H2"]["verdict"] == "cannot tell"
     assert "nixl_both: skipped (block 0: no)" in by_id["H2"]["sentence"]
     assert by_id[2]["verdict"] == "not met"
-    missing = by_id[6]["numbers"]["missing"]
-    assert "runs/plain/block0/A/launch.sh" in missing
-    assert "runs/nixl_both/block0/A: skipped without a reason in preflight_status.json" in missing
+
+
+def test_a_failed_launch_fails_the_artifact_criterion_with_its_reason(damaged: Path) -> None:
+    criterion = read_json(damaged / "analysis/hypotheses.json")["criteria"][5]
+    assert criterion["verdict"] == "not met"
+    assert any("EngineDeadError" in line for line in criterion["numbers"]["missing"])
+
+
+def test_a_lost_file_and_an_unexplained_skip_fail_the_artifact_criterion(root: Path) -> None:
+    folder = StudyFolder.load(root / paths.STUDY)
+    cells = folder.cells("A")
+    assert hypotheses.artifacts(folder.study, cells, step_timing=True)["verdict"] == "met"
+    (root / "runs/plain/block0/A/launch.sh").unlink()
+    with edited_json(root / paths.PREFLIGHT_STATUS) as gates:
+        gates["mooncake_consumer"]["reason"] = None
+    missing = hypotheses.artifacts(folder.study, cells, step_timing=True)["numbers"]["missing"]
+    assert missing == [
+        "runs/plain/block0/A/launch.sh",
+        "runs/mooncake_consumer/block0/A: skipped without a reason in preflight_status.json",
+    ]
 
 
 def questions() -> dict[str | int, Question]:
@@ -195,7 +223,7 @@ def questions() -> dict[str | int, Question]:
         "engine": {"kind": "vllm"},
         "statistics": {"confidence": 0.95, "margins": {}},
         "hypotheses": LIMITS,
-        "configurations": list(CONFIGURATIONS),
+        "configurations": EIGHT,
     }
     cells = [
         {"cell": f"{i}x{o}", "input_tokens": i, "output_tokens": o}
@@ -203,7 +231,7 @@ def questions() -> dict[str | int, Question]:
     ]  # fmt: skip
     document: Any = {
         "config": config,
-        "configurations": [{"id": name} for name in CONFIGURATIONS],
+        "configurations": [{"id": name} for name in EIGHT],
         "engine_label": "an engine",
         "blocks": 3,
         "run_order": {"A": []},
@@ -244,17 +272,27 @@ def test_h5_is_supported_by_growth_below_the_margin() -> None:
     assert h5.answer(small | {"step0": Ends(-0.01, 0.02)})[0] == "refuted"
 
 
-def test_duration_is_not_judged_after_the_clock_was_set_back(tmp_path: Path) -> None:
+def test_duration_is_not_judged_after_the_clock_was_set_back() -> None:
     # Otherwise ten hours, with the clock set back by five in between, would span five hours.
-    study_file = write_synthetic_study(tmp_path, nodes=on_machines("one"))
-    study, cells = load_study(study_file), StudyFolder.load(study_file).cells("A")
-    assert hypotheses.wall_clock(study, cells)["verdict"] == "met"
-    window = max((c.record["window"] for c in cells if c.record), key=lambda w: w["t_origin_ns"])
-    begun = datetime.fromisoformat(window["started_utc"])
-    for minutes, verdict in ((0.5, "met"), (10, "cannot tell"), (-10, "met")):
-        window["started_utc"] = (begun - timedelta(minutes=minutes)).isoformat()
-        found = hypotheses.wall_clock(study, cells)
-        assert found["verdict"] == verdict, minutes
-    window["started_utc"] = (begun - timedelta(minutes=10)).isoformat()
+    begun, second = datetime.fromisoformat("2026-05-26T09:00:00+00:00"), 10**9
+    windows: list[Any] = [
+        {
+            "t_origin_ns": minute * 60 * second,
+            "t_drained_ns": (minute * 60 + 50) * second,
+            "started_utc": (begun + timedelta(minutes=minute)).isoformat(),
+        }
+        for minute in range(3)
+    ]
+    cells = [
+        CellFolder(CellKey("plain", 0, "A", f"r{rate}"), "valid", None, Path(), {},
+                   {"window": window}, rate, 1, 1, (*on_machines("one"),))  # type: ignore[arg-type,typeddict-item]
+        for rate, window in enumerate(windows)
+    ]  # fmt: skip
+    study = Study(Path(), study_design())
+    for minutes, verdict in ((0.0, "met"), (0.5, "met"), (10, "cannot tell"), (-10, "met")):
+        set_back = begun + timedelta(minutes=2 - minutes)
+        windows[-1]["started_utc"] = set_back.isoformat()
+        assert hypotheses.wall_clock(study, cells)["verdict"] == verdict, minutes
+    windows[-1]["started_utc"] = (begun + timedelta(minutes=2 - 10)).isoformat()
     sentence = hypotheses.wall_clock(study, cells)["sentence"]
     assert sentence == "Cannot tell: the machine's clock was set back by 600 s meanwhile."

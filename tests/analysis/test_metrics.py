@@ -12,8 +12,8 @@ import pytest
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.files import read_json, write_json
-from tests.analysis.synthetic import SMALL_GRID, write_synthetic_study
 from tests.analysis.tables import effects, one, select, table
+from tests.study_folder import ONE_CONNECTOR, write_virtual_study
 
 # Adds an entry to each of the two dictionaries in a separate process, then runs a command.
 DECLARED = """
@@ -35,7 +35,8 @@ sys.exit({"aggregate": aggregate, "reference": reference, "gate": gate}[command]
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("metrics") / "s"
-    return write_synthetic_study(root, steps_per_cell=5, blocks=3, config=SMALL_GRID)
+    given = ONE_CONNECTOR | {"reference": {"fallback_rps": 40.0}}
+    return write_virtual_study(root, blocks=3, step_timing=False, **given)
 
 
 def declared(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,6 @@
 """Test saturation criteria and the choice of reference rates."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.saturation import Judgement, judge
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
-from tests.analysis.synthetic import CONFIG, write_synthetic_study
+from tests.study_folder import CONFIG, DEFAULT, ONE_CONNECTOR, fail_launch, write_virtual_study
 
-BOUNDS = CONFIG["saturation"]
+BOUNDS = DEFAULT["saturation"]
 RATES = [1.0, 2.0, 4.0, 8.0]
 
 
@@ -184,10 +183,8 @@ def test_growing_backlog_lowers_throughput_even_if_all_requests_are_served() -> 
 def test_command_explains_a_missing_reference_rate_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = write_synthetic_study(tmp_path / "x", steps_per_cell=10)
+    study = write_virtual_study(tmp_path / "x", **ONE_CONNECTOR)
     (study.parent / "reference_rates.json").unlink()
-    for folder in study.parent.glob("runs/*/block0/B*"):
-        shutil.rmtree(folder)
     document = json.loads(study.read_text())
     document["config"]["saturation"]["throughput_ratio_min"] = 2.0
     study.write_text(json.dumps(document))
@@ -201,12 +198,12 @@ def test_command_explains_a_missing_reference_rate_and_writes_nothing(
 def test_error_for_void_plain_names_the_remeasure_command(
     tmp_path: Path,
 ) -> None:
-    rates = [f"r{rate:g}" for rate in CONFIG["phase_a"]["rates_rps"]]
-    plains = {(name, 0, "A", rate): "late" for name in ("plain", "plain_2") for rate in rates}
+    names, rates = ("plain", "plain_2"), ("r40", "r80")
+    plains = {(name, 0, "A", rate): "late" for name in names for rate in rates}
     with pytest.raises(NoReferenceRateError) as error:
-        write_synthetic_study(tmp_path / "x", steps_per_cell=10, void=plains)
-    names = "plain/block0/A plain_2/block0/A"
-    assert f"connector-tax remeasure {tmp_path / 'x'} --launch {names}" in str(error.value)
+        write_virtual_study(tmp_path / "x", void=plains, **ONE_CONNECTOR)
+    again = "--launch plain/block0/A plain_2/block0/A"
+    assert f"connector-tax remeasure {tmp_path / 'x'} {again}" in str(error.value)
     assert "Add lower rates" not in str(error.value)
 
 
@@ -214,9 +211,8 @@ def test_no_rate_is_derived_while_a_launch_of_phase_a_is_failed_or_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     died = "a worker of the load generator died in cell r40"
-    study = write_synthetic_study(
-        tmp_path / "x", steps_per_cell=10, failed={("nixl_both", 0, "A"): died}
-    )
+    study = write_virtual_study(tmp_path / "x", **ONE_CONNECTOR)
+    fail_launch(tmp_path / "x/runs/nixl_both/block0/A", died)
     rates = study.parent / "reference_rates.json"
     rates.unlink()
     assert main(["--study", str(study)]) == 2
@@ -231,11 +227,14 @@ def test_no_rate_is_derived_while_a_launch_of_phase_a_is_failed_or_missing(
 
 
 def test_reference_rates_of_several_blocks_skip_a_void_cell(tmp_path: Path) -> None:
-    study = write_synthetic_study(
-        tmp_path / "x", blocks=3, steps_per_cell=10, void={("plain", 1, "A", "r80"): "late"}
+    sweep = CONFIG["phase_a"] | {"rates_rps": [40.0, 80.0, 160.0]}
+    void = {("plain", 1, "A", "r80"): "late"}
+    study = write_virtual_study(
+        tmp_path / "x", blocks=3, void=void, **ONE_CONNECTOR | {"phase_a": sweep}
     )
     entry = json.loads((study.parent / "reference_rates.json").read_text())["criteria"]["plain"]
     assert [entry[rate]["n_launches"] for rate in ("40", "80")] == [6, 5]
     assert entry["160"]["saturated"] is True
     assert len(entry["160"]["backlog_growth"]) == 4
-    assert entry["160"]["backlog_growth"][3] > 1
+    # Of 160 requests/s, plain serves about 100: one second of arrivals takes 1.6 s.
+    assert entry["160"]["backlog_growth"][3] > 0.3

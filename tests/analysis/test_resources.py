@@ -24,12 +24,53 @@ from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
-from tests.analysis.synthetic import write_synthetic_study
-from tests.launch_records import complete_launches, resources_record, settings_record
 from tests.shared import known
+from tests.study_folder import edited_json, write_virtual_study
 
 PLAINS = ("plain", "plain_2")
 BLANK: Row = dict.fromkeys(("estimate", "lo", "hi", "p", "method", "item"))
+
+
+def quantity(value: Any) -> dict[str, Any]:
+    """Return a quantity from a number, (value, reason) or (value, reason, parts)."""
+    value, reason, *parts = value if isinstance(value, tuple) else (value, None)
+    whole = {} if value is None else {"server": value}
+    return {"value": value, "parts": parts[0] if parts else whole, "reason": reason}
+
+
+def resources_record(**given: Any) -> Any:
+    """Return resources.json, in which quantities that are not given are 1."""
+    names = ("memory_pss_mib", "gpu_memory_mib")
+    taken = {name: quantity(given.pop(name, 1.0)) for name in names}
+    idle = {
+        "from_ns": 1_000 - 2_000_000_000,
+        "to_ns": 1_000,
+        **quantity(given.pop("idle_cpu", 1.0)),
+    }
+    return {
+        "startup_s": given.pop("startup_s", 1.0),
+        "idle_cpu": idle,
+        "before_load": taken,
+        "after_load": taken,
+        "after_load_reason": None,
+    }
+
+
+def settings_record(layout: str = "NHD", backend: str | None = None) -> Any:
+    """Return the settings of settings.json: three known, one that may be missing."""
+
+    def setting(value: Any) -> dict[str, Any]:
+        known = value is not None
+        reason = None if known else "no such setting"
+        return {"value": value, "source": "probe" if known else None, "reason": reason}
+
+    return {
+        "kv_blocks": setting(8192),
+        "kv_tokens": setting(16 * 8192),
+        "layout": setting(layout),
+        "backend": setting(backend),
+        "prefix_caching": setting(True),
+    }
 
 
 def launch(name: str, block: int, reason: str | None = None, **quantities: Any) -> LaunchRecords:
@@ -192,8 +233,10 @@ def test_disagreeing_settings_of_one_configuration_are_reported() -> None:
 
 @pytest.fixture
 def study_file(tmp_path: Path) -> Path:
-    small = {"phase_a": {"rates_rps": [40.0, 80.0]}}
-    return write_synthetic_study(tmp_path / "s", blocks=2, config=small, steps_per_cell=10)
+    names = ["plain", "noop_connector"]
+    return write_virtual_study(
+        tmp_path, blocks=2, configurations=names, phase_b=None, phase_bp=None
+    )
 
 
 def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
@@ -203,18 +246,21 @@ def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
 
 
 def test_study_without_launch_records_reports_the_reason(study_file: Path) -> None:
+    for path in study_file.parent.glob("runs/*/*/*/index.json"):
+        with edited_json(path) as index:
+            del index["files"]
     resources, engine = rows_of(study_file)
-    assert {(row["status"], row["reason"]) for row in resources} == {("missing", NOT_RECORDED)}
+    of_launches = [row for row in resources if row["metric"] != "cpu_s_per_1000"]
+    assert {(row["status"], row["reason"]) for row in of_launches} == {("missing", NOT_RECORDED)}
     assert {row["metric"] for row in resources} == {resource.name for resource in RESOURCES}
     assert {row["reason"] for row in engine} == {NOT_RECORDED}
 
 
 def test_launch_records_are_read_and_a_changed_one_is_refused(study_file: Path) -> None:
-    complete_launches(study_file.parent, "A")
     resources, engine = rows_of(study_file)
     of_noop = {r["metric"]: r for r in resources if r["config"] == "noop_connector"}
     assert {name for name, r in of_noop.items() if r["status"] == "valid"} == {
-        r.name for r in RESOURCES if r.name != "gpu_memory_mib"
+        r.name for r in RESOURCES if "memory" not in r.name
     }
     assert of_noop["cpu_s_per_1000"]["n_blocks"] == 2
     assert all("setting" in row for row in engine)

@@ -12,21 +12,21 @@ from connector_tax.artifacts import folder as folder_module
 from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
 from connector_tax.artifacts.names import CellKey, Launch
 from connector_tax.files import ArtifactError, digests_kept, sha256_file, write_json
-from tests.analysis.synthetic import write_synthetic_study
+from tests.study_folder import write_virtual_study
 
-SMALL = {"phase_a": {"rates_rps": [20.0, 40.0]}}
 VOID = CellKey("nixl_both", 0, "A", "r40")
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_synthetic_study(
+    return write_virtual_study(
         tmp_path_factory.mktemp("study") / "s",
-        blocks=1,
-        steps_per_cell=5,
-        config=SMALL,
-        void={tuple(VOID): "late"},
-        skipped={"mooncake_both": "pre-flight: the gate"},
+        configurations=["plain", "mooncake_both", "nixl_both"],
+        step_timing=False,
+        void={VOID: "late"},
+        skipped={"mooncake_both": "the gate"},
+        phase_b=None,
+        phase_bp=None,
     )
 
 
@@ -36,17 +36,16 @@ def study_file(written: Path, tmp_path: Path) -> Path:
 
 
 def test_every_planned_cell_has_a_state_and_a_reason_unless_valid(study_file: Path) -> None:
-    shutil.rmtree(StudyFolder.load(study_file).of_phase("A")[0].folder)
+    shutil.rmtree(study_file.parent / "runs/plain_2")
     study = StudyFolder.load(study_file)
     states = {c.key: (c.status, c.reason) for c in study.cells("A")}
     assert len(states) == len(study.of_phase("A")) * 2
     assert states[VOID][0] == "void"
-    gone = study.of_phase("A")[0].launch.config
-    missing, skipped = (CellKey(name, 0, "A", "r20") for name in (gone, "mooncake_both"))
+    missing, skipped = (CellKey(name, 0, "A", "r40") for name in ("plain_2", "mooncake_both"))
     assert states[missing] == ("missing", "the launch has no index.json")
     assert states[skipped] == ("skipped", "pre-flight: the gate")
     for launch in study.of_phase("A"):
-        for cell in ("r20", "r40"):
+        for cell in ("r40", "r80"):
             assert launch.state(cell) == states[launch.key(cell)]
     assert {status for status, reason in states.values() if reason is None} == {"valid"}
 
@@ -67,7 +66,8 @@ def test_parsed_file_is_cached(study_file: Path, monkeypatch: pytest.MonkeyPatch
     cell.release()
     again = next(c for c in study.cells("A") if c.key == cell.key)
     assert (measure_requests(again), measure_waiting(again)) == first
-    assert [path.name for path in opened] == ["requests_A_r20.jsonl", "metrics_A_r20.jsonl"]
+    name = f"A_{cell.key.cell}.jsonl"
+    assert [path.name for path in opened] == [f"requests_{name}", f"metrics_{name}"]
     assert len(lines[0]) >= first[0].n
 
 
@@ -76,10 +76,10 @@ def test_changed_files_and_files_without_a_hash_are_refused(study_file: Path) ->
     path = cell.file("requests")
     path.write_text(path.read_text().replace('"ok"', '"OK"', 1))
     with pytest.raises(
-        ArtifactError, match=r"requests_A_r20\.jsonl: sha256 is .* index\.json says"
+        ArtifactError, match=r"requests_A_r\d+\.jsonl: sha256 is .* index\.json says"
     ):
         cell.lines("requests")
-    with pytest.raises(ArtifactError, match=r"no hash of device_A_r20\.jsonl"):
+    with pytest.raises(ArtifactError, match=r"no hash of device_A_r\d+\.jsonl"):
         cell.lines("device")
 
 

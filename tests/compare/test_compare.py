@@ -176,8 +176,8 @@ def test_constant_resources_are_compared_exactly_and_others_with_an_error(a: Pat
     by_name = {r.metric: r for r in rows if (r.quantity, r.config) == ("resource", "nixl_both")}
     assert (by_name["kv_blocks"].verdict, by_name["kv_blocks"].effect) == (LESS, 1.0)
     assert by_name["idle_cpu"].scale == "raw"
-    assert by_name["memory_pss_mib"].error_df is not None
-    assert by_name["gpu_memory_mib"].reason.startswith("A: no GPU")
+    assert by_name["cpu_s_per_1000"].error_df is not None
+    assert by_name["gpu_memory_mib"].reason.startswith("A: the server runs in virtual time")
 
 
 def test_one_block_has_no_interval_and_no_verdict(a: Path, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_study_is_not_compared_with_itself(a: Path, capsys: pytest.CaptureFixt
 def test_differing_settings_are_named_key_by_key(a: Path, b: Path) -> None:
     told = what_differs(*(StudyTables(root / "study.json") for root in (a, b)))
     design = told.pop("Design")
-    assert "engine.definition_content.step_us: 1.0 -> 2.0" in design
+    assert "engine.definition_content.step_cost.delta_us: 400.0 -> 500.0" in design
     assert "blocks: 3 -> 4" in design
     assert list(told.values()) == [[], [], []]
 
@@ -255,7 +255,7 @@ def test_compare_writes_a_self_contained_page(
 ) -> None:
     out = tmp_path / "out"
     assert main([str(a), str(b), "--out", str(out)]) == 0
-    assert ": costs 2 (most lmcache only, " in capsys.readouterr().out
+    assert ": costs 2 (most LMCache, " in capsys.readouterr().out
     page = (out / "compare.html").read_text()
     assert "other-study" in page
     assert "EMULATED" in page

@@ -18,11 +18,11 @@ from connector_tax.compare.bounds import ABOVE, BELOW, NO_NUMBER, Bound, BoundCh
 from connector_tax.compare.gate import checks_of, main
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
-from tests.analysis.synthetic import SMALL_GRID, write_analysed_study
 from tests.analysis.tables import edit_csv, select
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import Design
 from tests.shared import known
+from tests.study_folder import write_analysed_study
 
 VOID = {("lmcache_only", "A", "r4"): "error_rate 0.2 > 0.01"}
 OVERLOADED = {("mooncake_both", "r4"): "mooncake_both saturated"}
@@ -90,7 +90,9 @@ def test_bounds_judged_together_have_wider_intervals(root: Path) -> None:
 
 
 def test_gate_computes_intervals_of_the_mixture_from_raw_records(tmp_path: Path) -> None:
-    study_file = write_analysed_study(tmp_path, blocks=3, config=SMALL_GRID)
+    study_file = write_analysed_study(
+        tmp_path, blocks=3, step_timing=False, phase_b=None, phase_bp=None
+    )
     study = StudyTables(study_file)
     (row,) = (one for c, one in study.at(ALL_RATES, "ttft_p50").items() if c == "nixl_both")
     assert row.method == MIXTURE

@@ -1,13 +1,15 @@
 """Write a small finished study as tables, as the analysis would."""
 
+import copy
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, write_index
-from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_records import CellPlan, DesignLabel
+from connector_tax.artifacts.names import PHASES, PLAIN, Launch
+from connector_tax.artifacts.study_records import CellPlan, DesignLabel, StudyDocument
 from connector_tax.artifacts.tables import table_text
 from connector_tax.files import write_json, write_text
 from connector_tax.study.design import planned_cell
@@ -23,7 +25,14 @@ from tests.figures.figure_tables import (
     resource_rows,
     state,
 )
-from tests.study_folder import DEFAULT, study_document, write_stages
+from tests.study_folder import DEFAULT, study_design, write_stages
+
+NO_HASH = "0" * 64
+
+
+@cache
+def _resolved() -> StudyDocument:
+    return study_design(arrivals=DEFAULT["arrivals"])
 
 
 def _settings(design: Design) -> dict[str, Any]:
@@ -91,7 +100,7 @@ def _write_launch(root: Path, design: Design, launch: Launch) -> None:
         }  # fmt: skip
         write_json(folder / cell / f"cell_{phase}_{cell}.json", values)
     skipped = all(cell.status == "skipped" for cell in cells)
-    document: DesignLabel = {"engine_label": design.engine_label, "design_sha256": "0" * 64}
+    document: DesignLabel = {"engine_label": design.engine_label, "design_sha256": NO_HASH}
     index = launch_index(
         document, launch, cells,
         status="skipped" if skipped else "done",
@@ -113,11 +122,22 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
         planned = planned_cell(i, o, rate if phase == "A" else None)
         cells.setdefault(phase, []).append(planned)
     launches = _launches(design)
-    document = study_document(
-        _settings(design), design.labels, cells, launches,
-        study=re.sub(r"[^a-z0-9._-]", "-", root.name), engine_label=design.engine_label,
-        emulated=design.emulated,
-    )  # fmt: skip
+    document: Any = copy.deepcopy(_resolved())
+    document["config"] |= _settings(design)
+    plain = document["configurations"][0]
+    document |= {
+        "study": re.sub(r"[^a-z0-9._-]", "-", root.name), "design_sha256": NO_HASH,
+        "engine_label": design.engine_label, "emulated": design.emulated, "blocks": design.blocks,
+        "configurations": [
+            plain | {"id": name, "label": label, "connector": None if name == PLAIN else "C"}
+            for name, label in design.labels.items()
+        ],
+        "run_order": {
+            phase: [{"config": e.config, "block": e.block} for e in launches if e.phase == phase]
+            for phase in PHASES
+        },
+        "cells": {phase: cells.get(phase, []) for phase in PHASES},
+    }  # fmt: skip
     environment = {
         "python": "3.11.7", "cpu": "Example CPU", "packages": ["numpy==2.4.6", "pyzmq==27.0"],
     }  # fmt: skip

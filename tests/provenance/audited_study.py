@@ -1,30 +1,27 @@
 """Write a study in virtual time that passes the whole audit, with all derived files.
 
-The launches are rehearsed; this adds what a rehearsal leaves out (request ids and prompts, launch
-files, attempts, seals), then runs analysis, figures, report and manifest on it.
+This adds what a rehearsal leaves out (request ids and prompts, launch files, attempts, seals), then
+runs analysis, figures, report and manifest on it.
 """
 
 import contextlib
 import copy
 import hashlib
 import io
-import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from connector_tax.analysis import aggregate
-from connector_tax.analysis.reference import rates_of
+from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
-from connector_tax.artifacts.study_records import EIGHT, StudyDocument
-from connector_tax.config import DEFAULTS, load_yaml
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, read_jsonl, sha256_below, sha256_json, write_json
 from connector_tax.machine import packages
@@ -33,28 +30,25 @@ from connector_tax.provenance.environment import text as env_text
 from connector_tax.provenance.remade import remake
 from connector_tax.rehearsal.launch import HEALTHY
 from connector_tax.rehearsal.machine import machine_of
-from connector_tax.rehearsal.study import rehearse_phase, rehearse_shapes
 from connector_tax.report.__main__ import write_views
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import complete
 from connector_tax.study.cell import planned_requests
-from connector_tax.study.design import described, measured_design, resolve
+from connector_tax.study.design import described, measured_design
 from connector_tax.study.launch import LaunchOutcome, index_of, launch_title
 from connector_tax.study.server_command import launch_script
-from connector_tax.study.shape_rates import shape_rates_content
-from tests.study_folder import NODE, write_stages
+from tests.study_folder import (
+    NODE,
+    edited_json,
+    edited_lines,
+    rehearse_study,
+    replace,
+    study_design,
+    write_stages,
+)
 
-CONFIG: dict[str, Any] = {
-    "study": "synthetic",
-    "arrivals": {"process": "fixed", "gamma_shape": None},
-    "phase_a": {"rates_rps": [40.0, 80.0], "input_tokens": 256, "output_tokens": 32},
-    "phase_b": {"input_tokens": [128, 512], "output_tokens": [16]},
-    "phase_bp": {"configurations": ["plain", "mooncake_both"], "shapes": [[128, 16]]},
-    "configurations": [*EIGHT],
-    "shape_rates": {"max_share": 0.5, "probe_s": 1.0},
-}
-CELL = {"warmup_s": 0.5, "floor_s": 1.5, "cap_s": 10.0, "min_completed": 40}
+SHAPE_RATES = {"max_share": 0.5, "probe_s": 1.0}
 # Added to the step that admits a request; at 80 requests/s the server cannot keep up.
 OVERLOADED = ("nixl_both", "admission_us_per_request", 8_000.0)
 LAGGING = copy.deepcopy(HEALTHY)
@@ -87,19 +81,12 @@ def write_audited_study(
     document = _design(config, step_cost or {}, skipped)
     study_file = _write_stages(root, document, skipped, step_timing=step_timing)
     seal_settings(root, document)
-    machine = machine_of(document)
     order = [launch for phase in PHASES for launch in launches(document, phase)]
-    for phase in PHASES:
-        rehearse_phase(document, phase, root, machine)
-        for launch in (launch for launch in order if launch.phase == phase):
-            _complete_launch(document, root, launch, order.index(launch), void)
-        if phase == "A":
-            write_json(root / paths.REFERENCE_RATES, rates_of(StudyFolder.load(study_file)))
-            completed_s, _ = rehearse_shapes(document, machine)
-            write_json(root / paths.SHAPE_RATES, shape_rates_content(document, completed_s))
+    finish = partial(_complete_launch, document, root, order, void)
+    rehearse_study(root, document, machine_of(document), finish)
+    write_tables(StudyFolder.load(study_file))
     with contextlib.redirect_stdout(io.StringIO()):
         options = ["--study", str(study_file)]
-        assert aggregate.main(options) == 0
         assert complete.main([*options, "--out", str(root / "complete.json")]) == 0
         assert manifest.main(options) == 0
     return study_file
@@ -118,18 +105,13 @@ def write_published_study(folder: Path) -> None:
 def _design(
     given: Mapping[str, Any], step_cost: Mapping[str, float], skipped: Mapping[str, str]
 ) -> StudyDocument:
-    config = load_yaml(DEFAULTS / "config.yaml")
-    config["cell"] |= CELL
-    config |= {"blocks": 1, "plain_launches": 2, "seed": 1, **CONFIG, **given}
-    config["statistics"].pop("looks", None)
-    study = resolve(config, "synthetic")
+    study = study_design(**{"shape_rates": SHAPE_RATES, **given})
     content: Any = study["config"]["engine"]["definition_content"]
     configuration, key, value = OVERLOADED
     content["connectors"][configuration][key] = value
     content["step_cost"] |= step_cost
     for entry in study["configurations"]:
         entry["gate"] = "verify_kv_consumer" if entry["id"] in skipped else None
-    study["created_utc"] = "2026-05-26T09:00:00+00:00"
     study["design_sha256"] = sha256_json(measured_design(study["config"], study["configurations"]))
     return study
 
@@ -153,10 +135,10 @@ def _write_stages(
 
 
 def _complete_launch(
-    study: StudyDocument, root: Path, launch: Launch, minute: int, void: frozenset[Void]
+    study: StudyDocument, root: Path, order: list[Launch], void: frozenset[Void], launch: Launch
 ) -> None:
     """Add the files that a rehearsal leaves out of a launch, and seal the launch."""
-    folder = launch.folder(root)
+    folder, minute = launch.folder(root), order.index(launch)
     index_file = folder / paths.INDEX
     index: dict[str, Any] = read_json(index_file)
     index_file.unlink()
@@ -215,48 +197,3 @@ def give_prompts(study: StudyDocument, record: Any, requests_file: Path) -> None
         for request, sent in zip(requests, planned, strict=True):
             request["request_id"] = sent.request_id
     record["prompts_sha256"] = hashlib.sha256(b"".join(r.body + b"\n" for r in planned)).hexdigest()
-
-
-def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write JSON lines, breaking any hard link."""
-    replace(path, "".join(json.dumps(record) + "\n" for record in records))
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file anew, so that hard-linked copies keep their content."""
-    path.unlink(missing_ok=True)
-    path.write_text(text)
-
-
-def linked_copy(source: Path, target: Path) -> Path:
-    """Return a copy made of hard links; to change a file, write it anew (`replace`)."""
-    shutil.copytree(source, target, copy_function=os.link)
-    return target
-
-
-def seal_cell(cell: Path) -> None:
-    """Update the hashes of a changed cell, in its record and in its launch's index.json."""
-    others = {k: v for k, v in sha256_below(cell).items() if not k.startswith("cell_")}
-    for record_file in cell.glob("cell_*.json"):
-        with edited_json(record_file) as record:
-            record["files"] = others
-    with edited_json(cell.parent / "index.json") as index:
-        for entry in index["cells"]:
-            if entry["cell"] == cell.name:
-                entry["files"] = sha256_below(cell)
-
-
-@contextlib.contextmanager
-def edited_json(path: Path) -> Iterator[Any]:
-    """Yield the content of a JSON file, and write it back at the end of the block."""
-    value = read_json(path)
-    yield value
-    write_json(path, value)
-
-
-@contextlib.contextmanager
-def edited_lines(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Yield the records of a JSON-lines file, and write them back at the end of the block."""
-    records = list(read_jsonl(path))
-    yield records
-    write_lines(path, records)

@@ -21,7 +21,7 @@ from connector_tax.servers.kinds import ServerCommand
 from connector_tax.study.design import measured_design
 from connector_tax.study.launch import launch_title
 from connector_tax.study.server_command import launch_script
-from tests.provenance.audited_study import edited_json, edited_lines, replace, seal_cell
+from tests.study_folder import edited_json, edited_lines, replace, seal_cell
 
 Lines = list[dict[str, Any]]
 Change = Callable[[Lines], object]

@@ -41,7 +41,6 @@ from connector_tax.provenance.audit import main as audit_study
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim
 from connector_tax.provenance.pack import pack
 from tests.provenance import forged_archives as by
-from tests.provenance.audited_study import linked_copy, replace
 from tests.provenance.forged_archives import Edit, Members
 from tests.provenance.tampering import (
     NOOP_CELL,
@@ -52,6 +51,7 @@ from tests.provenance.tampering import (
     text_replaced,
 )
 from tests.provenance.tampering import planted as planted_file
+from tests.study_folder import linked_copy, replace
 
 REQUESTS = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
 NOT_PLAIN = "'runs/plain/block0/A/x': missing, out of order, or not a regular file of 0 bytes"

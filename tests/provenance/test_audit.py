@@ -15,13 +15,8 @@ from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE
 from connector_tax.provenance.differences import compare
 from connector_tax.provenance.views import digest
 from connector_tax.report.answer import answer
-from tests.analysis.synthetic import write_analysed_study
-from tests.provenance.audited_study import (
-    edited_json,
-    replace,
-    seal_cell,
-)
 from tests.provenance.tampering import EFFECTS, INDEX, NOOP_CELL, Tamper, csv_field, failures
+from tests.study_folder import STEP_US, edited_json, replace, seal_cell, write_analysed_study
 
 
 def arguments(root: Path) -> list[str]:
@@ -41,35 +36,20 @@ def test_honest_study_passes_and_every_claim_is_recorded(root: Path) -> None:
     assert "published nowhere" in written["seal"]
 
 
-def study_against_noop(folder: Path, blocks: int) -> StudyTables:
-    study_file = write_analysed_study(
-        folder / "results" / "synthetic",
-        blocks=blocks,
-        steps_per_cell=60,
-        noise=0.2,
-        config={
-            "baseline": "noop_connector",
-            "phase_a": {"rates_rps": [40.0, 80.0]},
-            "phase_b": {"input_tokens": [128], "output_tokens": [16]},
-            "phase_bp": {"configurations": ["plain", "noop_connector"], "shapes": [[128, 16]]},
-            "cell": {"floor_s": 1.5, "min_completed": 60},
-        },
-    )
-    return StudyTables(study_file)
-
-
-def test_audit_recomputes_taxes_against_the_named_baseline(tmp_path: Path) -> None:
+def test_taxes_are_relative_to_the_named_baseline(tmp_path: Path) -> None:
     """Use a baseline with a connector, whose callbacks are not zero."""
-    study = study_against_noop(tmp_path, blocks=1)
+    study = StudyTables(
+        write_analysed_study(tmp_path, baseline="noop_connector", phase_b=None, phase_bp=None)
+    )
     taxes = study.at("ref_safe", "tpot_p90")
     assert set(taxes) == {item.id for item in study.connectors} | {"noop_connector_2"}
     expected = {"plain": 1 / 1.1, "mooncake_both": 1.45 / 1.1, "noop_connector_2": 1}
     for config, ratio in expected.items():
         assert taxes[config].estimate == pytest.approx(ratio - 1, abs=0.03)
     callbacks = study.at("ref_safe", "callbacks", STEP)
-    assert callbacks["mooncake_both"].estimate == pytest.approx(0.6 * 350, rel=0.1)
-    assert study.against("ms over plain's") == "ms over noop connector's"
-    assert " over noop connector" in answer(study)
+    assert callbacks["mooncake_both"].estimate == pytest.approx(0.6 * 0.35 * STEP_US)
+    assert study.against("ms over plain's") == "ms over no-op connector's"
+    assert " over no-op connector" in answer(study)
 
 
 def text_of(kind: str, text: str | bytes) -> Tamper:

@@ -10,17 +10,15 @@ import pytest
 
 from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.index import launch_index, write_index
-from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.archive import readme
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim, Ledger
 from connector_tax.provenance.launches import _comparable, check_launches
-from connector_tax.study.design import planned_cell
 from connector_tax.study.server_command import MARKS
-from tests.provenance.audited_study import edited_json, replace
 from tests.provenance.tampering import LAUNCH, other_command
-from tests.study_folder import NODE, study_document
+from tests.study_folder import NODE, edited_json, replace, study_design
 
 PROVED = "50ce"
 SECOND = 10**9
@@ -53,10 +51,11 @@ def measured() -> Attempts:
 
 def claims(root: Path, attempts: Attempts) -> list[Claim]:
     order = [Launch(name, 0, "A") for name in DRAWN]
-    config = {"seed": 1, "blocks": 1, "plain_launches": 2, "configurations": list(DRAWN)}
-    config["engine"] = {"kind": "vllm", "label": "a vLLM", "python": PYTHON}
-    labels = {"plain": "plain", "noop_connector": "no-op"}
-    document = study_document(config, labels, {"A": [planned_cell(1, 1, 1)]}, order, emulated=False)
+    document: Any = study_design(configurations=["plain", "noop_connector"], phase_bp=None)
+    document["config"]["engine"] = {"kind": "vllm", "label": "a vLLM", "python": PYTHON}
+    document["run_order"] = {phase: [] for phase in PHASES} | {
+        "A": [{"config": name, "block": 0} for name in DRAWN]
+    }
     write_json(root / "study.json", document)
     write_json(root / "patch/patch_status.json", {"vllm_sources_sha256_before": PROVED})
     write_json(root / "preflight/preflight_status.json", {})

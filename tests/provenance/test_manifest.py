@@ -19,7 +19,7 @@ from connector_tax.provenance.manifest import (
 )
 from connector_tax.provenance.manifest import section as section_of_record
 from connector_tax.servers.vllm import CPU_ADAPTER
-from tests.provenance.audited_study import edited_json
+from tests.study_folder import edited_json
 
 Row = dict[str, str]
 

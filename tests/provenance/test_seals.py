@@ -17,13 +17,9 @@ from connector_tax.provenance.manifest import name_archive, pictures_of, read_ma
 from connector_tax.provenance.remade import published_views
 from connector_tax.report.page import render
 from connector_tax.seals import seal_end, seal_launch, seal_settings
-from tests.provenance.audited_study import (
-    SKIPPED,
-    edited_json,
-    replace,
-    write_audited_study,
-)
+from tests.provenance.audited_study import SKIPPED, write_audited_study
 from tests.provenance.tampering import LAUNCH, SEALS, failures, json_value, whole_chain_forged
+from tests.study_folder import edited_json, replace
 
 
 @pytest.fixture

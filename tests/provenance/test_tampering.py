@@ -17,7 +17,6 @@ from connector_tax.provenance.differences import differences
 from connector_tax.provenance.manifest import COLUMNS, LEFT_OUT
 from connector_tax.provenance.remade import KIND, check_claims
 from tests.provenance import tampering as by
-from tests.provenance.audited_study import edited_json, linked_copy, replace
 from tests.provenance.tampering import (
     CELLS,
     EFFECTS,
@@ -37,6 +36,7 @@ from tests.provenance.tampering import (
     set_in,
     text_replaced,
 )
+from tests.study_folder import edited_json, linked_copy, replace
 
 HYPOTHESES = "analysis/hypotheses.json"
 SKIPPED_INDEX = "runs/mooncake_consumer/block0/A/index.json"

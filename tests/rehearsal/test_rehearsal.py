@@ -37,9 +37,9 @@ from connector_tax.rehearsal.machine import QUIET, Machine, Noise, machine_of
 from connector_tax.roofline import Roofline, read_accelerator, read_model
 from connector_tax.study.design import resolve
 from connector_tax.vllm.device_time.roofline import device_us
-from tests.provenance.audited_study import edited_json, give_prompts, seal_cell
+from tests.provenance.audited_study import give_prompts
 from tests.shared import known
-from tests.study_folder import write_stages
+from tests.study_folder import edited_json, seal_cell, write_stages
 from tests.workflow.harness import TINY, smaller
 
 QWEN = ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json"

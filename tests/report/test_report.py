@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.analysis.aggregate import write_tables
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.index import launch_index
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_records import DesignLabel
+from connector_tax.artifacts.study_records import EIGHT, DesignLabel
 from connector_tax.artifacts.tables import table_text
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, COSTS_LESS, GAINS, LESS, TOO_FEW
 from connector_tax.figures.names import NAMES
@@ -25,10 +27,10 @@ from connector_tax.report import answer
 from connector_tax.report.__main__ import main
 from connector_tax.report.launches import LaunchReport, overhead
 from connector_tax.report.page import render
-from tests.analysis.synthetic import CONFIGURATIONS, SMALL_GRID, write_analysed_study
 from tests.analysis.tables import edit_csv, select
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import LABELS, STEP_COST_US, Design
+from tests.study_folder import fail_launch, write_virtual_study
 
 HOSTILE = "<script>alert(1)</script>"
 SKIPPED = {"nixl_both": "NIXL <b>is</b> not installed"}
@@ -414,14 +416,10 @@ def test_study_with_a_void_phase_has_every_figure_and_a_report(
 ) -> None:
     why = "machine disturbed: other processes used the server's CPUs"
     cells = {"A": ["r40", "r80"], "B": ["128x16", "512x16"], "Bp": ["128x16"]}[phase]
-    names = (*CONFIGURATIONS, "plain_2")
-    study_file = write_analysed_study(
-        tmp_path / "s",
-        steps_per_cell=20,
-        void={(name, 0, phase, cell): why for name in names for cell in cells},
-        failed={("lmcache_only", 0, "A"): "the server died"},
-        config={**SMALL_GRID, "reference": {"fallback_rps": 40.0}},
-    )
+    void = {(name, 0, phase, cell): why for name in (*EIGHT, "plain_2") for cell in cells}
+    study_file = write_virtual_study(tmp_path / "s", void=void)
+    fail_launch(tmp_path / "s/runs/lmcache_only/block0/A", "the server died")
+    write_tables(StudyFolder.load(study_file))
     capsys.readouterr()
     assert main(["--study", str(study_file)]) == 0
     page = tmp_path / "s" / "report.html"

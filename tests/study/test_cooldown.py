@@ -16,8 +16,8 @@ from connector_tax.files import read_json, read_jsonl, write_json
 from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.provenance.records import Records, check_cell
 from connector_tax.study.design import resolve
-from tests.provenance.audited_study import edited_json, edited_lines, seal_cell
 from tests.study.driving import drive, launch_folder, write_study
+from tests.study_folder import edited_json, edited_lines, seal_cell
 
 pytestmark = pytest.mark.workflow
 
