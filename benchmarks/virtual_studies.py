@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from itertools import chain, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -36,10 +36,11 @@ from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.artifacts.tables import DECODE, PREFILL, STEP_SAMPLES, Row
 from connector_tax.artifacts.verdicts import costs
 from connector_tax.config import DEFAULTS, load_yaml, validate
+from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.loadgen.traffic import make_offsets
-from connector_tax.rehearsal.launch import VirtualCell, virtual_engine
-from connector_tax.rehearsal.machine import NOISES, Machine, machine_of, slowness
+from connector_tax.rehearsal.launch import VirtualCell
+from connector_tax.rehearsal.machine import Machine, machine_of
 from connector_tax.seeds import named_generator
 from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.cell import cell_rule
@@ -51,14 +52,53 @@ ARRIVALS = ("jittered", "poisson")
 BLOCKS = (3, 5)
 # us added to every step; the emulated step without prefill takes 3.03 ms.
 STEP_TAX_US = {f"step_tax_{us}us": float(us) for us in (15, 30, 60, 90, 150, 240, 360)}
-# Kinds of launch noise: rows of `rehearsal.machine.NOISES`.
-SPREADS = ("engine", "vllm-cpu", "hostile")
 # The engine takes a tax as callbacks; the shares are arbitrary, only the sum matters here.
 CALLBACK_SHARES = {"build_meta_us": 0.5, "get_finished_us": 0.3, "start_load_kv_us": 0.2}
 
 
 # For the step table: a connector of STEP_TAX_US, and the requests of a launch.
 CONNECTOR, HOOKS_US, OUTSIDE_US, REQUESTS, STEP_BLOCKS = "step_tax_60us", 60.0, 30.0, 40, 6
+# Slowdowns of a bad launch.
+SLOW_BY = (0.2, 0.4)
+
+
+class Noise(NamedTuple):
+    """The differences between launches of one configuration, relative to a step's time.
+
+    Attributes:
+        launch_sd: standard deviation between launches.
+        bad_share: share of launches that are slow from start to end, by one of SLOW_BY.
+        drift_sd: standard deviation of a block's last launch's slowdown relative to its first.
+    """
+
+    launch_sd: float
+    bad_share: float = 0.0
+    drift_sd: float = 0.0
+
+
+SPREADS: Mapping[str, Noise] = {
+    # That of the engine's own random draws in config/embedded.yaml.
+    "engine": Noise(0.005),
+    # TPOT p50 of the cells of results/archive/vllm-cpu.tar.zst of commit b3c47e2, by release 0.3.
+    "vllm-cpu": Noise(0.026, drift_sd=0.017),
+    # Assumed: one launch in 20 is bad, and more drift.
+    "hostile": Noise(0.026, 0.05, drift_sd=0.05),
+}
+
+
+def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
+    """Return a launch's step time relative to an undisturbed launch in the middle of its block."""
+    order = [
+        entry["config"]
+        for entry in study["run_order"][launch.phase]
+        if entry["block"] == launch.block
+    ]
+    place = order.index(launch.config) / max(1, len(order) - 1) - 0.5
+    name = f"{study['seed']}/noise"
+    slope = named_generator(f"{name}/block{launch.block}/{launch.phase}").normal(0, noise.drift_sd)
+    generator = named_generator(f"{name}/{launch.name}")
+    bad = generator.random() < noise.bad_share
+    return float(np.exp(slope * place) * (1 + bad * generator.choice(SLOW_BY)))
 
 
 def study_document(
@@ -109,7 +149,17 @@ def _engine_definition() -> dict[str, Any]:
 @cache
 def machine_with(spread: str) -> Machine:
     """Return the engine of these studies with the launch noise `spread`, one of SPREADS."""
-    return machine_of(study_document("jittered", 0, 1)).noisy(NOISES[spread])
+    return machine_of(study_document("jittered", 0, 1)).noisy(SPREADS[spread].launch_sd)
+
+
+def engine_of_launch(
+    engine: EngineConfig, spread: str, document: StudyDocument, launch: Launch
+) -> VirtualEngine:
+    """Return a launch of `engine`, as slow as `spread` makes it."""
+    slow = slowness(SPREADS[spread], document, launch)
+    us = {k: v * slow for k, v in asdict(engine.step_cost).items() if "_us" in k}
+    engine = replace(engine, step_cost=replace(engine.step_cost, **us))
+    return VirtualEngine(engine, launch_seed(document, launch))
 
 
 def serve(engine: VirtualEngine, config: StudyConfig, arrivals: str) -> Requests:
@@ -138,13 +188,15 @@ def virtual_study(spread: str, arrivals: str, number: int) -> list[Row]:
     A study of fewer blocks consists of the largest one's first blocks.
     """
     document = study_document(arrivals, number, max(BLOCKS))
-    machine, config = machine_with(spread), document["config"]
+    config = document["config"]
     samples: dict[CellKey, dict[str, LogSample]] = {}
     for launch in launches(document, PHASE):
         # As in a study, all configurations share the same arrivals.
         name = f"{document['seed']}/arrivals/block{launch.block}/{PHASE}/{CELL}"
         key = CellKey(launch.config, launch.block, PHASE, CELL)
-        samples[key] = sample_launch(serve(virtual_engine(document, launch, machine), config, name))
+        engine = machine_with(spread).engines[launch.configuration]
+        served = serve(engine_of_launch(engine, spread, document, launch), config, name)
+        samples[key] = sample_launch(served)
     cells = [CellFolder(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in samples]
     rows = []
     for count in BLOCKS:
@@ -244,9 +296,9 @@ def steps(studies: int) -> Table:
         held_by_metric: dict[tuple[str, str], list[bool]] = {}
         for number in range(studies):
             document = study_document("jittered", number, STEP_BLOCKS, [CONNECTOR])
-            study, machine = Study(Path(), document), machine_with(spread)
+            study = Study(Path(), document)
             each = {
-                CellKey(launch.config, launch.block, PHASE, CELL): _steps(document, launch, machine)
+                CellKey(launch.config, launch.block, PHASE, CELL): _steps(document, launch, spread)
                 for launch in launches(document, PHASE)
             }
             planned = [
@@ -263,15 +315,14 @@ def steps(studies: int) -> Table:
     return table
 
 
-def _steps(document: StudyDocument, launch: Launch, machine: Machine) -> Steps:
+def _steps(document: StudyDocument, launch: Launch, spread: str) -> Steps:
     """Return the steps of a launch that answers one request at a time."""
-    served = machine.engines[launch.configuration]
+    served = machine_with(spread).engines[launch.configuration]
     taxed = launch.configuration == CONNECTOR
     cost = served.step_cost
     if taxed:
         served = replace(served, step_cost=replace(cost, delta_us=cost.delta_us + OUTSIDE_US))
-    slow = slowness(machine.noise, document, launch)
-    engine = VirtualEngine(served, launch_seed(document, launch), None, slow)
+    engine = engine_of_launch(served, spread, document, launch)
     kinds, took_us = [], []
     for seq in range(REQUESTS):
         engine.add(seq, *SHAPE)

@@ -8,17 +8,21 @@ import pytest
 from benchmarks.virtual_studies import (
     AA,
     BLOCKS,
+    PHASE,
     RATE_RPS,
     STEP_TAX_US,
+    Noise,
     log_ratios,
     machine_with,
     serve,
+    slowness,
     smallest_found,
     study_document,
     true_taxes,
     virtual_study,
 )
 from connector_tax.artifacts.metrics import HEADLINE
+from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.verdicts import COSTS, LESS
 from connector_tax.engine.model import StepClock
 from connector_tax.engine.virtual import VirtualEngine
@@ -48,6 +52,22 @@ def test_cell_depends_on_the_launch_seed_and_has_the_studys_window() -> None:
     assert one.since_warmup_s == pytest.approx(np.arange(one.n) / RATE_RPS, abs=0.02)
     assert np.array_equal(one.e2e_ms, again.e2e_ms)
     assert not np.array_equal(one.e2e_ms, other.e2e_ms)
+
+
+def test_launches_are_bad_and_drift_as_their_noise_says() -> None:
+    study = study_document("jittered", 0, 200)
+
+    def factors(noise: Noise) -> np.ndarray:
+        slow = [slowness(noise, study, launch) for launch in launches(study, PHASE)]
+        return np.array(slow).reshape(200, -1)
+
+    assert set(factors(Noise(0.1)).flat) == {1.0}
+    bad = factors(Noise(0.0, bad_share=0.2))
+    assert np.isin(bad.round(9), (1.0, 1.2, 1.4)).all()
+    assert (bad > 1).mean() == pytest.approx(0.2, abs=0.06)
+    drift = np.log(factors(Noise(0.0, drift_sd=0.3)))
+    assert (drift[:, 0] - drift[:, -1]).std() == pytest.approx(0.3, rel=0.15)
+    assert drift.mean(axis=1) == pytest.approx(0, abs=1e-6)
 
 
 def test_true_taxes_grow_with_the_injected_tax() -> None:

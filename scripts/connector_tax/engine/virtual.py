@@ -22,7 +22,6 @@ class VirtualEngine:
         seed: seed of the launch offset and step jitter, as for the engine.
         device_us: returns the device's share of a step in us, without jitter and offset; None: use
             the configuration's step cost.
-        slowness: factor on the duration of this launch's steps, without taxes.
 
     Attributes:
         steps: executed steps, removed by the reader; None: steps are not kept.
@@ -35,9 +34,7 @@ class VirtualEngine:
         config: EngineConfig,
         seed: int,
         device_us: Callable[[StepPlan], float] | None = None,
-        slowness: float = 1.0,
     ) -> None:
-        self._slowness = slowness
         self._tax = config.tax
         self._cost = config.step_cost
         self._device_us = device_us or self._linear_us
@@ -77,7 +74,7 @@ class VirtualEngine:
         plan = self.scheduler.plan()
         cached, admitted = self.scheduler.pool.cached, len(plan.admitted)
         taxes_us = meta, finished, load_tax = taxes_of_step(self._tax, cached, admitted)
-        factor = self._clock.next_factor() * self._slowness
+        factor = self._clock.next_factor()
         host, device = self._cost.delta_us * factor, self._device_us(plan) * factor
         start_ns = self.now_ns
         device_ns = start_ns + round((host + (meta + finished)) * 1000)

@@ -172,14 +172,12 @@ def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
 
 def _machine(rehearsal: Rehearsal) -> Section:
     machine, rates = rehearsal.machine, rehearsal.rates
-    noise = machine.noise
     rates_text = f"NO REFERENCE RATE: {rehearsal.no_rate}"
     if rates is not None:
         rates_text = f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s."
     sentences = [
         *machine.source,
-        f"Steps differ by {noise.launch_sd:.1%} from launch to launch, and by {noise.drift_sd:.1%} "
-        f"from a block's first launch to its last{f' ({noise.source})' if noise.source else ''}.",
+        f"Steps differ by {machine.launch_sd:.1%} from launch to launch.",
         f"KV cache: {machine.kv_tokens:,} tokens. Start-up {machine.startup_s:.0f} s.",
         "A rehearsal assumes a quiet machine and a load generator that is never late.",
         rates_text,

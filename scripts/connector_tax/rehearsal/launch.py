@@ -45,7 +45,7 @@ from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import STUDY_FIELDS, RequestRecord
 from connector_tax.loadgen.plan import LEAD_NS, CellRule, Plan, open_loop
 from connector_tax.loadgen.sessions import PlannedRequest
-from connector_tax.rehearsal.machine import Machine, machine_of, slowness
+from connector_tax.rehearsal.machine import Machine, machine_of
 from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.cell import cell_record, cell_rule, prepare
 from connector_tax.study.design import cell_order
@@ -90,7 +90,6 @@ class VirtualCell:
         rule: the rule that ends the cell.
         shape: input and output tokens of every request.
         scrape_ns: interval of the scrapes.
-        front_ns: time of a request outside the engine.
         scrapes: results of the scrapes.
         busy_ns: total time of the engine's steps.
     """
@@ -99,7 +98,6 @@ class VirtualCell:
     rule: CellRule
     shape: tuple[int, int]
     scrape_ns: int
-    front_ns: int = 0
     scrapes: list[Scrape] = field(default_factory=list)
     busy_ns: int = 0
     _due: deque[RequestRecord] = field(default_factory=deque)
@@ -189,7 +187,7 @@ class VirtualCell:
         self.plan.take(record)
 
     def _answer(self, emitted: Sequence[Served], engine: VirtualEngine) -> None:
-        last_ns = engine.now_ns + self.front_ns
+        last_ns = engine.now_ns
         for served in emitted:
             record, _ = self._live[served.sink]
             if record.t_first_token_ns is None:
@@ -213,10 +211,7 @@ class VirtualCell:
 def virtual_engine(study: StudyDocument, launch: Launch, machine: Machine) -> VirtualEngine:
     """Return a launch's engine in virtual time."""
     return VirtualEngine(
-        machine.engines[launch.configuration],
-        launch_seed(study, launch),
-        machine.device_us,
-        slowness(machine.noise, study, launch),
+        machine.engines[launch.configuration], launch_seed(study, launch), machine.device_us
     )
 
 
@@ -236,7 +231,7 @@ def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: M
             engine.steps = []
         files = _write_server(study, launch, engine, machine, folder)
         records = [
-            _rehearse_cell(study, launch, cell, rates[cell["cell"]], engine, machine, folder)
+            _rehearse_cell(study, launch, cell, rates[cell["cell"]], engine, folder)
             for cell in cells
         ]
         went = {"rate_rps": rate, "files": files}
@@ -274,7 +269,6 @@ def _rehearse_cell(
     planned: CellPlan,
     rate_rps: float | None,
     engine: VirtualEngine,
-    machine: Machine,
     launch_folder: Path,
 ) -> CellRecord:
     """Serve one cell and write its folder; return the content of its record.
@@ -288,7 +282,7 @@ def _rehearse_cell(
     shape = (planned["input_tokens"], planned["output_tokens"])
     scrape_ns = round(config["metrics"]["interval_s"] * 1e9)
     rule = cell_rule(config, launch.phase)
-    cell = VirtualCell(prepared.offsets_ns, rule, shape, scrape_ns, machine.front_ns)
+    cell = VirtualCell(prepared.offsets_ns, rule, shape, scrape_ns)
     began_ns, preempted = engine.now_ns, engine.scheduler.preemptions
     cell.serve(engine)
     result = CellResult.of(cell.plan, engine.now_ns, "worker", HEALTHY)

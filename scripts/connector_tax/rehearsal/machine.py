@@ -1,4 +1,4 @@
-"""The machine that a study is rehearsed on: an engine per configuration, and launch noise.
+"""The machine that a study is rehearsed on: an engine per configuration.
 
 A study on the embedded engine defines its costs and taxes itself. For a real vLLM, `rehearsal` in
 the configuration names an accelerator (`roofline`). Connector taxes are unknown before such a
@@ -7,12 +7,9 @@ study, so every configuration is given plain's costs.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
-
-import numpy as np
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import Launch, baseline_of
+from connector_tax.artifacts.names import baseline_of
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
 from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.config import EngineConfig, ModelOptions, config_of
@@ -26,61 +23,11 @@ from connector_tax.roofline import (
     read_accelerator,
     read_model,
 )
-from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.durations import VLLM_SEQUENCES, VLLM_STEP_TOKENS
 
-# ---- noise of launches
-
-
-class Noise(NamedTuple):
-    """The differences between launches of one configuration, relative to a step's time.
-
-    Attributes:
-        launch_sd: standard deviation between launches.
-        bad_share: share of launches that are slow from start to end.
-        slow_by: possible slowdowns of such a launch.
-        drift_sd: standard deviation of a block's last launch's slowdown relative to its first.
-        source: origin of the numbers.
-    """
-
-    launch_sd: float
-    bad_share: float = 0.0
-    slow_by: tuple[float, ...] = (0.2, 0.4)
-    drift_sd: float = 0.0
-    source: str = ""
-
-
-QUIET = Noise(0.0)
-# Measured values come from TPOT p50 of these archives' cells, by release 0.3.
-NOISES: Mapping[str, Noise] = {
-    "engine": Noise(0.005, source="config/embedded.yaml: the engine's own random draws"),
-    "embedded": Noise(0.006, source="results/archive/default.tar.zst of the first release"),
-    "vllm-cpu": Noise(
-        0.026, drift_sd=0.017, source="results/archive/vllm-cpu.tar.zst of commit b3c47e2"
-    ),
-    "hostile": Noise(
-        0.026, 0.05, drift_sd=0.05, source="assumed: vllm-cpu's, one launch in 20 bad, more drift"
-    ),
-}
-
-
-def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
-    """Return a launch's step time relative to an undisturbed launch in the middle of its block."""
-    order = [
-        entry["config"]
-        for entry in study["run_order"][launch.phase]
-        if entry["block"] == launch.block
-    ]
-    place = order.index(launch.config) / max(1, len(order) - 1) - 0.5
-    name = f"{study['seed']}/noise"
-    slope = named_generator(f"{name}/block{launch.block}/{launch.phase}").normal(0, noise.drift_sd)
-    generator = named_generator(f"{name}/{launch.name}")
-    bad = generator.random() < noise.bad_share
-    return float(np.exp(slope * place) * (1 + bad * generator.choice(noise.slow_by)))
-
-
-# ---- the machine
+# Relative spread of TPOT p50 over launches of the first release's default study.
+EMBEDDED_SD = 0.006
 
 
 @dataclass(frozen=True)
@@ -91,29 +38,27 @@ class Machine:
         engines: engine by configuration id.
         device_us: as for `VirtualEngine`.
         startup_s: time from launch to ready.
-        front_ns: time of a request outside the engine, all before its first token.
         kv_tokens: capacity of the KV cache in tokens.
         source: sentences on the origin of these numbers.
-        noise: differences between launches; its `launch_sd` is part of `engines`.
+        launch_sd: relative spread of a step's time between launches.
     """
 
     engines: Mapping[str, EngineConfig]
     device_us: Callable[[StepPlan], float] | None
     startup_s: float
-    front_ns: int
     kv_tokens: int
     source: tuple[str, ...]
-    noise: Noise = QUIET
+    launch_sd: float = 0.0
 
-    def noisy(self, noise: Noise) -> "Machine":
-        """Return this machine with `noise` added between its launches."""
+    def noisy(self, launch_sd: float) -> "Machine":
+        """Return this machine with the spread `launch_sd` between its launches."""
         engines = {
             name: replace(
-                engine, step_cost=replace(engine.step_cost, launch_offset_rel_sd=noise.launch_sd)
+                engine, step_cost=replace(engine.step_cost, launch_offset_rel_sd=launch_sd)
             )
             for name, engine in self.engines.items()
         }
-        return replace(self, engines=engines, noise=noise)
+        return replace(self, engines=engines, launch_sd=launch_sd)
 
 
 def has_machine(study: StudyDocument) -> bool:
@@ -148,11 +93,13 @@ def _embedded(study: StudyDocument) -> Machine:
         engines=engines,
         device_us=None,
         startup_s=engine_of(study["config"]["engine"]).startup_s,
-        front_ns=0,
         kv_tokens=options.kv_blocks * options.kv_block_size,
-        source=("Step costs and taxes come from the embedded engine's definition.",),
+        source=(
+            "Step costs and taxes come from the embedded engine's definition, the difference "
+            "between launches from results/archive/default.tar.zst of the first release.",
+        ),
     )
-    return machine.noisy(NOISES["embedded"])
+    return machine.noisy(EMBEDDED_SD)
 
 
 def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
@@ -182,7 +129,6 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
         device_us=lambda plan: max(reached["host_us"], roof.device_us(plan)),
         # With an emulated device there are no weights to read and nothing to compile.
         startup_s=engine_of(engine).startup_s if emulated else roof.startup_s,
-        front_ns=0,
         kv_tokens=kv_tokens,
         source=(
             f"{gpu}: {accelerator['bf16_tflops']:g} TFLOP/s bf16, "
@@ -199,7 +145,7 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
             f"({names['model_config']}).",
         ),
     )
-    return machine.noisy(Noise(launch_sd))
+    return machine.noisy(launch_sd)
 
 
 def _same_for_all(study: StudyDocument, cost: StepCost, kv_tokens: int) -> dict[str, EngineConfig]:

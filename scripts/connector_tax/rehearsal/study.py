@@ -170,16 +170,16 @@ def rehearse_shapes(study: StudyDocument, machine: Machine) -> tuple[dict[str, l
     baseline = baseline_of(config)
     seed = launch_seed(study, Launch(baseline, 0, "B"))
     engine = VirtualEngine(machine.engines[baseline], seed, machine.device_us)
-    longest_s, front_s = config["cell"]["request_timeout_s"], machine.front_ns / 1e9
+    longest_s = config["cell"]["request_timeout_s"]
     completed_s = {
-        name: fastest_burst(config, functools.partial(_burst, engine, shape, longest_s, front_s))
+        name: fastest_burst(config, functools.partial(_burst, engine, shape, longest_s))
         for name, shape in shapes_of(study).items()
     }
     return completed_s, engine.now_ns / 1e9
 
 
 def _burst(
-    engine: VirtualEngine, shape: tuple[int, int], longest_s: float, front_s: float, count: int
+    engine: VirtualEngine, shape: tuple[int, int], longest_s: float, count: int
 ) -> list[float]:
     """Return the completion times, in s, of `count` requests of a shape that arrive at once."""
     began_ns = engine.now_ns
@@ -189,7 +189,7 @@ def _burst(
     while engine.scheduler.has_work and passed_s < longest_s:
         finished = sum(sequence.finished for sequence in engine.step())
         passed_s = (engine.now_ns - began_ns) / 1e9
-        done += [passed_s + front_s] * finished
+        done += [passed_s] * finished
     for sequence in arrived:
         if not sequence.finished:
             engine.abort(sequence)
