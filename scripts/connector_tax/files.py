@@ -338,12 +338,23 @@ def sha256_tree(folder: Path, pattern: str = "*") -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+def is_intact(path: Path, sha256: str) -> bool:
+    """Return whether the file exists and still has the recorded digest."""
+    return path.is_file() and sha256_file(path) == sha256
+
+
 def check_sha256(path: Path, sha256: str | None) -> None:
     """Raise if the hash of a cell's file differs; None: not checked."""
-    if sha256 is not None and sha256_file(path) != sha256:
+    if sha256 is not None:
+        compare_sha256(path, sha256_file(path), sha256)
+
+
+def compare_sha256(path: Path, found: str, recorded: str) -> None:
+    """Raise if the digest found in a cell's file differs from the recorded one."""
+    if found != recorded:
         raise ArtifactError(
-            f"{path}: sha256 is not what index.json says: the file changed after it was measured."
-            " To keep the damaged cell and measure it again: --rerun-incomplete"
+            f"{path}: sha256 is {found}, index.json says {recorded}: the file changed after it was"
+            " measured. To keep the damaged cell and measure it again: --rerun-incomplete"
         )
 
 

@@ -21,7 +21,7 @@ from connector_tax.artifacts.cell_records import QuantityRecord
 from connector_tax.artifacts.folder import CellFolder, LaunchFolder, StudyFolder
 from connector_tax.artifacts.launch_files import ResourcesRecord, SettingRecord
 from connector_tax.artifacts.tables import LOG, RAW, Row
-from connector_tax.files import ArtifactError, read_json, sha256_file
+from connector_tax.files import ArtifactError, is_intact, read_json
 
 SERVER = "server"
 NOT_RECORDED = "not recorded: measured before launches kept it"
@@ -85,7 +85,7 @@ def _records(launch: LaunchFolder, cells: Sequence[CellFolder]) -> LaunchRecords
 def _read(path: Path, listed: Mapping[str, str]) -> Any:
     if path.name not in listed:
         return None
-    if not path.exists() or sha256_file(path) != listed[path.name]:
+    if not is_intact(path, listed[path.name]):
         raise ArtifactError(
             f"{path}: missing, or changed after it was measured: its sha256 is not that of"
             " index.json"

@@ -28,7 +28,14 @@ from connector_tax.artifacts.study_file import (
     shape_limits,
 )
 from connector_tax.artifacts.study_records import CellPlan
-from connector_tax.files import ArtifactError, check_sha256, parse_json, read_json, reading
+from connector_tax.files import (
+    ArtifactError,
+    check_sha256,
+    compare_sha256,
+    parse_json,
+    read_json,
+    reading,
+)
 
 BLOCK_BYTES = 32 * 1024 * 1024
 Kept = TypeVar("Kept")
@@ -51,12 +58,8 @@ def read_blocks(path: Path, sha256: str | None) -> Iterator[bytes]:
             block = data + stream.readline()
             digest.update(block)
             yield block
-    if sha256 is not None and digest.hexdigest() != sha256:
-        raise ArtifactError(
-            f"{path}: sha256 is {digest.hexdigest()}, index.json says {sha256}: the file changed"
-            " after it was measured. To keep the damaged cell and measure it again:"
-            " --rerun-incomplete"
-        )
+    if sha256 is not None:
+        compare_sha256(path, digest.hexdigest(), sha256)
 
 
 def decoded(

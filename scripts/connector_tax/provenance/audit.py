@@ -27,10 +27,10 @@ from connector_tax.commands import UNREADABLE, run_command, study_parser
 from connector_tax.files import (
     ArtifactError,
     digests_kept,
+    is_intact,
     is_temporary,
     read_json,
     sha256_below,
-    sha256_file,
     write_json,
 )
 from connector_tax.foreign import one_line
@@ -368,7 +368,7 @@ def check_archive(root: Path, manifest: Path, ledger: Ledger) -> None:
 def _unpacked(root: Path, listed: Mapping[str, Any]) -> Iterator[str]:
     """Yield the files that changed since unpacking, and files added to the published ones."""
     for name, entry in listed.items():
-        if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]:
+        if not is_intact(root / name, entry["sha256"]):
             yield f"{name}: missing or changed since it was unpacked"
     for path in sorted((root / PUBLISHED).rglob("*")):
         name = path.relative_to(root).as_posix()

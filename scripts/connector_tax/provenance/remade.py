@@ -19,7 +19,7 @@ from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.stage_records import ManifestRecord
 from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.artifacts.tables import METHOD
-from connector_tax.files import is_temporary, read_json, sha256_file, write_json
+from connector_tax.files import is_intact, is_temporary, read_json, write_json
 from connector_tax.provenance import manifest
 from connector_tax.provenance.archive import HEADER, PUBLISHED
 from connector_tax.provenance.claims import Ledger
@@ -84,7 +84,7 @@ def measured_again(root: Path, copy: Study) -> bool:
         for attempt in launch.index.attempts if launch.index is not None else ():
             aside = launch.folder.parent / str(attempt.get("supersedes")) / paths.INDEX
             seal = sealed.get(aside.relative_to(copy.root).as_posix())
-            if seal is not None and aside.is_file() and sha256_file(aside) == seal:
+            if seal is not None and is_intact(aside, seal):
                 return True
     return False
 

@@ -36,6 +36,7 @@ from connector_tax.config import MOST_REQUESTS
 from connector_tax.files import (
     ArtifactError,
     fsync,
+    is_intact,
     make_durable,
     read_json,
     read_jsonl,
@@ -406,7 +407,7 @@ def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:
     content: CellRecord = read_json(record_path)
     checked(content, FinishedCell, str(record_path))
     for file, digest in content["files"].items():
-        if not (path / file).exists() or sha256_file(path / file) != digest:
+        if not is_intact(path / file, digest):
             raise ArtifactError(f"{path / file}: missing or changed since it was measured")
     return content
 

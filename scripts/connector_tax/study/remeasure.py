@@ -23,7 +23,7 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, fsync, read_json, sha256_file
+from connector_tax.files import ArtifactError, fsync, is_intact, read_json
 from connector_tax.foreign import printable
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _damage(launch: LaunchFolder) -> str | None:
     for cell in index.cells if index is not None else ():
         for name, digest in cell.files.items():
             path = launch.folder / cell.cell / name
-            if not path.is_file() or sha256_file(path) != digest:
+            if not is_intact(path, digest):
                 return f"{path} is missing or differs from index.json"
     return None
 
