@@ -275,18 +275,66 @@ def test_answer_that_is_cut_off_exits_with_3(
 def test_narrow_terminal_shows_what_differs_from_plain_as_a_list(width: int) -> None:
     shown = table.as_text(MATRIX, width)
     begin = shown.index("\ngpt-oss-20b, ")
-    lines = shown[
-        begin : shown.index("HiSparseConnector\n    starts: refuses", begin)
-    ].splitlines()[2:]
+    lines = shown[begin : shown.index("\n  HiSparseConnector: ", begin)].splitlines()[2:]
     assert max(map(len, lines)) <= width
     words = " ".join(map(str.strip, lines))
-    assert words.startswith("plain, SimpleCPUOffloadConnector, ")
-    assert "starts: yes; requests of 131,072: 5.92; requests of 8,192: 53.28; " in words
+    assert words.startswith("plain starts: yes; requests of 131,072: 5.92; requests of 8,192: 53.2")
+    assert "SimpleCPUOffloadConnector, LMCacheMPConnector, MooncakeStoreConnector package" in words
     assert "HF3FSKVConnector requests of 131,072: 3.33 (−44%); " in words
     assert "blocks: 27,306; hybrid manager: off; groups: 1" in words
+    assert "; package, started: no hf3fs_fuse, never" in words
     wide = table.as_text(MATRIX, 200)
     assert "connector  " in wide
     assert "  also" not in wide  # no row has a value there
+
+
+@pytest.mark.parametrize(
+    ("connector", "packages", "started", "cell", "missing"),
+    [
+        ("NixlConnector", {"nixl": True}, True, "there, yes", ""),
+        ("NixlConnector", {"nixl": False}, True, "no nixl, yes", "nixl"),
+        ("OffloadingConnector", {}, True, "there, yes", ""),
+        ("HiSparseConnector", {}, False, "there, never", ""),
+        ("MoRIIOConnector", {"mori": False}, False, "no mori, never", "mori"),
+        ("Both", {"a": False, "b": False}, False, "no a, b, never", "a b"),
+        ("NixlConnector", None, True, "not recorded, yes", "not recorded"),
+        ("NixlConnector", {"nixl": True}, None, "there, not recorded", ""),
+        ("NixlConnector", None, None, "not recorded", "not recorded"),
+    ],
+)
+def test_column_says_whether_a_connector_has_its_package_and_was_ever_started(
+    connector: str,
+    packages: dict[str, bool] | None,
+    started: bool | None,
+    cell: str,
+    missing: str,
+) -> None:
+    plain = plain_of(MATRIX, "gpt-oss-20b")
+    known: Any = {"name": connector, "transfer": request.transfer(connector)}
+    known |= {} if packages is None else {"packages": packages}
+    known |= {} if started is None else {"started": started}
+    row = copy.deepcopy(plain) | {"connector": connector, "settings": {}}
+    matrix: Any = {**MATRIX, "connectors": [MATRIX["connectors"][0], known], "rows": [plain, row]}
+    heading, of_plain, of_row = table.as_text(matrix, None).splitlines()[3:6]
+    assert heading.endswith("  package, started")
+    assert of_plain.endswith("  –")
+    assert of_row.endswith(f"  {cell}")
+    assert table.as_markdown(matrix).count(f"| {cell} |") == 1
+    first, *_, last = csv.DictReader(io.StringIO(table.as_csv(matrix)))
+    assert (first["missing_packages"], first["started"]) == ("", "")
+    assert last["missing_packages"] == missing
+    assert last["started"] == ("not recorded" if started is None else str(started))
+
+
+def test_shipped_records_tell_the_package_and_the_start_of_every_connector() -> None:
+    shown = table.as_text(MATRIX, None)
+    assert "not recorded" not in shown
+    column = {line.split("  ")[0]: line.rsplit("  ", 1)[-1] for line in shown.splitlines()}
+    assert column["LMCacheConnectorV1"] == "there, yes"
+    assert column["Multi(NixlConnector, LMCacheConnectorV1)"] == "there, never"
+    assert column["FlexKVConnectorV1"] == "no flexkv, never"
+    never = {c["name"] for c in MATRIX["connectors"] if c["transfer"] and not c["started"]}
+    assert {name for name, cell in column.items() if cell.endswith(", never")} == never
 
 
 def test_difference_in_layers_alone_is_shown() -> None:

@@ -93,14 +93,15 @@ class Connector(TypedDict):
 
     Attributes:
         transfer: its configuration.
-        packages: whether each module that it needs to start is installed.
-        started: whether a server of this project's studies has started with it.
+        packages: whether each module that it needs to start is installed; absent: not recorded.
+        started: whether a server of this project's studies has started with it; absent: not
+            recorded.
     """
 
     name: str
     transfer: dict[str, Any] | None
-    packages: dict[str, bool]
-    started: bool
+    packages: NotRequired[dict[str, bool]]
+    started: NotRequired[bool]
 
 
 class Matrix(TypedDict):

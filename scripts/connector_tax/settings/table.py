@@ -13,7 +13,6 @@ from connector_tax.settings.matrix import (
     RESOLVES,
     TESTED,
     Capacity,
-    Connector,
     Matrix,
     Row,
     differs,
@@ -25,6 +24,8 @@ from connector_tax.settings.request import PLAIN
 # Settings with a column; other changes are in the last column.
 _COLUMNS = {"hybrid_manager": "hybrid manager", "groups": "groups", "layout": "layout",
             "graphs": "graphs"}  # fmt: skip
+_AVAILABILITY = "package, started"
+_NOT_RECORDED = "not recorded"
 # Settings in the line above a table, unless they have a column.
 _HEADINGS = {
     "prefix_caching": "prefix caching",
@@ -76,11 +77,12 @@ def heading(matrix: Matrix, model: str) -> str:
 def columns(matrix: Matrix, model: str) -> list[str]:
     """Return the names of a model's columns."""
     lengths = [f"requests of {entry['length']:,}" for entry in plain_of(matrix, model)["capacity"]]
-    return ["connector", "starts", *lengths, "blocks", *_COLUMNS.values(), "also"]
+    return ["connector", "starts", *lengths, "blocks", *_COLUMNS.values(), _AVAILABILITY, "also"]
 
 
-def cells(row: Row, plain: Row) -> list[Cell]:
+def cells(matrix: Matrix, row: Row) -> list[Cell]:
     """Return a row's cells after the connector's name."""
+    plain = plain_of(matrix, row["model"])
     line = [Cell(_STARTS[row["state"]], row["state"] != RESOLVES)]
     capacities = dict(enumerate(row["capacity"]))
     for number, baseline in enumerate(plain["capacity"]):
@@ -97,7 +99,31 @@ def cells(row: Row, plain: Row) -> list[Cell]:
         for name, value in row["settings"].items()
         if row is not plain and name not in _COLUMNS
     ]
+    line.append(Cell(", ".join(dict.fromkeys(_availability(matrix, row))) or text.DASH))
     return [*line, Cell("; ".join(others), bool(others))]
+
+
+def _availability(matrix: Matrix, row: Row) -> list[str]:
+    """Return whether the connector's own package is installed, and whether this project started it.
+
+    Empty for plain.
+    """
+    if row["connector"] == PLAIN:
+        return []
+    connector = _connector(matrix, row["connector"])
+    package = started = _NOT_RECORDED
+    if "packages" in connector:
+        absent = ", ".join(_absent(connector))
+        package = f"no {absent}" if absent else "there"
+    if "started" in connector:
+        started = "yes" if connector["started"] else "never"
+    return [package, started]
+
+
+def _connector(matrix: Matrix, name: str) -> Mapping[str, Any]:
+    """Return the record of a connector; empty if the matrix has none."""
+    known: Iterator[Mapping[str, Any]] = (c for c in matrix["connectors"] if c["name"] == name)
+    return next(known, {})
 
 
 def _resolved(row: Row) -> bool:
@@ -175,7 +201,7 @@ def as_text(matrix: Matrix, width: int | None) -> str:
             continue
         rows = [row for row in matrix["rows"] if row["model"] == model]
         names = columns(matrix, model)
-        table = [[Cell(row["connector"]), *cells(row, plain)] for row in rows]
+        table = [[Cell(row["connector"]), *cells(matrix, row)] for row in rows]
         if not any(line[-1].text for line in table):
             names, table = names[:-1], [line[:-1] for line in table]
         widths = [
@@ -189,7 +215,7 @@ def as_text(matrix: Matrix, width: int | None) -> str:
         else:
             lines += _listed(columns(matrix, model)[1:], _merged(matrix, model), width)
         lines += [f"  {remark}" for remark in (*remarks(matrix, model), *_noted(matrix, model))]
-    return "\n".join([*lines, "", *_packages(matrix), summary(matrix)])
+    return "\n".join([*lines, "", *_footnotes(matrix), summary(matrix)])
 
 
 def _line(line: Sequence[Cell], widths: Sequence[int], *, bold: bool = False) -> str:
@@ -222,25 +248,18 @@ def _listed(
 def _merged(matrix: Matrix, model: str) -> dict[tuple[Cell, ...], list[str]]:
     """Group a model's connectors by the cells of their rows, with plain's group first."""
     merged: dict[tuple[Cell, ...], list[str]] = {}
-    plain = plain_of(matrix, model)
     for row in matrix["rows"]:
         if row["model"] == model:
-            merged.setdefault(tuple(cells(row, plain)), []).append(row["connector"])
+            merged.setdefault(tuple(cells(matrix, row)), []).append(row["connector"])
     return merged
 
 
-def _packages(matrix: Matrix) -> Iterator[str]:
-    """Yield lines on connectors whose package is missing or that this project never started."""
-    absent = [
-        f"{connector['name']} ({', '.join(missing)})"
-        for connector in matrix["connectors"]
-        if (missing := _absent(connector))
-    ]
-    if absent:
-        yield f"resolved, but cannot start without its package: {', '.join(absent)}"
-    others = [c["name"] for c in matrix["connectors"] if c["transfer"] and not c["started"]]
-    if others:
-        yield f"resolved, but never started by this project: {', '.join(others)}"
+def _footnotes(matrix: Matrix) -> Iterator[str]:
+    """Yield the meaning of the column on packages, and the connectors' extra configuration."""
+    yield (
+        f"{_AVAILABILITY}: whether the connector's own package is installed beside this vLLM, and"
+        " whether a server of this project ever started with the connector; no row started one"
+    )
     for connector in matrix["connectors"]:
         extra = (connector["transfer"] or {}).get("kv_connector_extra_config", {})
         if extra and "connectors" not in extra:
@@ -248,7 +267,7 @@ def _packages(matrix: Matrix) -> Iterator[str]:
             yield f"{connector['name']}: with {words}"
 
 
-def _absent(connector: Connector) -> list[str]:
+def _absent(connector: Mapping[str, Any]) -> list[str]:
     """Return the packages that a connector needs to start and that are not installed."""
     return [module for module, installed in connector["packages"].items() if not installed]
 
@@ -285,9 +304,9 @@ def as_markdown(matrix: Matrix) -> str:
         )  # fmt: skip
         notes = [f"- {remark}" for remark in remarks(matrix, model)]
         parts.append("\n".join([*lines, *(["", *notes] if notes else [])]))
-    lines = [f"- {line}" for line in (*_packages(matrix), *_noted(matrix, *models_of(matrix)))]
-    parts.append("\n".join(["Beside the tables:", "", *lines]) if lines else "")
-    return "\n\n".join(part for part in parts if part) + "\n"
+    lines = [f"- {line}" for line in (*_footnotes(matrix), *_noted(matrix, *models_of(matrix)))]
+    parts.append("\n".join(["Beside the tables:", "", *lines]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _bold(cell: Cell) -> str:
@@ -306,12 +325,13 @@ def as_csv(matrix: Matrix) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["model", "connector", "state", "length", "requests", "blocks", "tokens",
                      *names, "also", "missing_packages", "started", "reason"])  # fmt: skip
-    of = {connector["name"]: connector for connector in matrix["connectors"]}
     for row in matrix["rows"]:
         plain = plain_of(matrix, row["model"])
-        also, connector, usual = cells(row, plain)[-1].text, of[row["connector"]], plain["settings"]
-        absent = " ".join(_absent(connector))
-        further = [also, absent, connector["started"]] if row is not plain else [also, "", ""]
+        also, connector = cells(matrix, row)[-1].text, _connector(matrix, row["connector"])
+        absent = " ".join(_absent(connector)) if "packages" in connector else _NOT_RECORDED
+        started = connector.get("started", _NOT_RECORDED)
+        further = [also, absent, started] if row is not plain else [also, "", ""]
+        usual = plain["settings"]
         if not _resolved(row):
             usual = {}  # only the row's own settings are known
         settings = [row["settings"].get(name, usual.get(name)) for name in names]
