@@ -161,8 +161,9 @@ def test_installed_wheel_can_load_a_server_and_resolve_a_study(tmp_path: Path) -
     resolve = (
         "import connector_tax; from connector_tax.config import DEFAULTS, load_yaml;"
         "from connector_tax.study.design import resolve;"
+        "from connector_tax.settings.matrix import models_of, shipped;"
         "study = resolve(load_yaml(DEFAULTS / 'config.yaml'), 'x')['study'];"
-        "print(connector_tax.__file__, study)"
+        "print(connector_tax.__file__, study, models_of(shipped())[0])"
     )
     done = subprocess.run(
         [sys.executable, "-c", resolve],
@@ -171,7 +172,8 @@ def test_installed_wheel_can_load_a_server_and_resolve_a_study(tmp_path: Path) -
         capture_output=True,
         text=True,
     )
-    assert done.stdout.split() == [str(package / "connector_tax" / "__init__.py"), "default"]
+    module = str(package / "connector_tax" / "__init__.py")
+    assert done.stdout.split() == [module, "default", "Qwen3-8B"]
 
 
 def test_ctrl_c_while_modules_load_leaves_no_traceback() -> None:

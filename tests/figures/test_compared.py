@@ -165,9 +165,11 @@ def test_load_of_a_trace_names_its_file_and_repeated_share(study: StudyTables) -
 def test_page_of_a_comparison_has_no_section_without_content(study: StudyTables) -> None:
     rates = study.settings["phase_a"]["rates_rps"]
     assert len(rates) > 1
-    shown = shown_sections(study, steps_known=True)
+    shown = shown_sections(study, steps_known=True, changes_known=True)
     assert "hypotheses" not in shown
+    assert "changes" in shown
     assert {"saturation", "steps"} <= {*shown}
     study.settings["phase_a"]["rates_rps"] = rates[:1]
-    assert not {"saturation", "steps"} & {*shown_sections(study, steps_known=False)}
+    shown = shown_sections(study, steps_known=False, changes_known=False)
+    assert not {"saturation", "steps", "changes"} & {*shown}
     study.settings["phase_a"]["rates_rps"] = rates

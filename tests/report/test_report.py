@@ -65,7 +65,7 @@ class Page(HTMLParser):
         return " ".join("".join(self.words).split())
 
 
-def _write_pictures(root: Path) -> None:
+def write_pictures(root: Path) -> None:
     """Write an empty picture for every figure, since the page only inlines them."""
     for name in NAMES:
         write_text(root / "figures" / f"{name}.svg", '<svg xmlns="http://www.w3.org/2000/svg"/>')
@@ -73,7 +73,7 @@ def _write_pictures(root: Path) -> None:
 
 def _study(root: Path, design: Design) -> StudyTables:
     study = StudyTables(write_study(root, design, runs=True))
-    _write_pictures(root)
+    write_pictures(root)
     return study
 
 

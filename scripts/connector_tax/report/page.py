@@ -21,6 +21,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
 from connector_tax.report import answer, effects, series
 from connector_tax.report import launches as runs
+from connector_tax.report.changes import changes_of
 from connector_tax.seals import changed_settings
 
 SVG, GZIP = "image/svg+xml", "application/gzip"
@@ -29,6 +30,7 @@ SECTIONS = {
     "evidence": "Evidence",
     "saturation": "Saturation",
     "resources": "Resources",
+    "changes": "What else each connector changes",
     "hypotheses": "Hypotheses",
     "taxes": "Every tax",
     "steps": "Engine steps",
@@ -79,7 +81,8 @@ def context(study: StudyTables) -> dict[str, Any]:
     over_time = [(launch, series.series_of(launch)) for launch in launches]
     counts = Counter(cell.status for launch in launches for cell in launch.cells)
     scores, step_kinds = resources.scores(study), effects.step_kinds(study)
-    shown = shown_sections(study, bool(step_kinds))
+    changes = changes_of(study)
+    shown = shown_sections(study, bool(step_kinds), changes is not None)
     return {
         "study": study,
         "plain": study.against("plain"),
@@ -90,6 +93,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "scores": scores,
         "largest": any(cell.words[1].startswith("▲") for _, of in scores[1] for cell in of),
         "step_kinds": step_kinds,
+        "changes": changes,
         "shown": shown,
         "sections": [(name, SECTIONS[name]) for name in shown],
         "requests_of_cells": resources.requests_of_cells(study),
@@ -121,15 +125,15 @@ def context(study: StudyTables) -> dict[str, Any]:
     }
 
 
-def shown_sections(study: StudyTables, steps_known: bool) -> list[str]:
+def shown_sections(study: StudyTables, steps_known: bool, changes_known: bool) -> list[str]:
     """Return the sections of a page; a comparison of commands has only non-empty sections."""
-    if not compared.commands(study):
-        return list(SECTIONS)
-    absent = {"hypotheses"}
-    if len(study.settings["phase_a"]["rates_rps"]) < 2:
-        absent.add("saturation")
-    if not steps_known:
-        absent.add("steps")
+    absent = set() if changes_known else {"changes"}
+    if compared.commands(study):
+        absent.add("hypotheses")
+        if len(study.settings["phase_a"]["rates_rps"]) < 2:
+            absent.add("saturation")
+        if not steps_known:
+            absent.add("steps")
     return [name for name in SECTIONS if name not in absent]
 
 

@@ -1,8 +1,10 @@
 """The settings matrix: how each connector changes each model's settings, compared with `plain`."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
+from connector_tax.files import read_json
 from connector_tax.settings.request import (
     PLAIN,
     Case,
@@ -13,6 +15,8 @@ from connector_tax.settings.request import (
 )
 from connector_tax.settings.run import Message, UnresolvedError
 
+# A link to docs/results/records.
+SHIPPED = Path(__file__).with_name("records") / "settings.json"
 # vLLM versions whose matrix this project has made and checked.
 TESTED = ("0.32.0",)
 
@@ -111,6 +115,12 @@ class Matrix(TypedDict):
     request: dict[str, Any]
     connectors: list[Connector]
     rows: list[Row]
+
+
+def shipped() -> Matrix:
+    """Return the matrix of docs/results/settings.md, which is part of the package."""
+    matrix: Matrix = read_json(SHIPPED)
+    return matrix
 
 
 def state_of(cell: Message, plain: State | None) -> State:

@@ -204,6 +204,17 @@ def connectors_in(configuration: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
+def identity(configuration: Mapping[str, Any]) -> list[Any]:
+    """Return the parts of a connector's configuration that tell the rows of the matrix apart."""
+    extra = configuration.get("kv_connector_extra_config") or {}
+    return [
+        configuration["kv_connector"],
+        configuration.get("kv_connector_module_path"),
+        bool(extra.get("use_layerwise")),
+        [identity(child) for child in _children(configuration)],
+    ]
+
+
 def registered_in(configuration: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield the connectors that vLLM must have registered: those without a module of their own."""
     if configuration is None:
