@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 class MachineUse(NamedTuple):
-    """How much other programs, the hypervisor and GPU clocks disturbed a cell, as shares.
+    """The disturbance of a cell by the hypervisor, other programs and low GPU clocks, as shares.
 
     Attributes:
         steal: share of CPU time that the hypervisor gave to others, of the side with the larger
