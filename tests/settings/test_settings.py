@@ -236,6 +236,9 @@ def test_untried_version_and_cpu_platform_are_reported(
     _, out, _ = _answer(capsys, "--python", _replayed(tmp_path, [head, *MESSAGES[1:]]), *TINY)
     assert out.startswith("the CPU platform: block sizes and numbers of blocks differ from a GPU")
     assert "the whole matrix was not tried on vLLM 9.9.9 by this project; the proof passed" in out
+    tried = MESSAGES[0] | {"version": "0.33.0+cpu"}
+    _, out, _ = _answer(capsys, "--python", _replayed(tmp_path, [tried, *MESSAGES[1:]]), *TINY)
+    assert "was not tried" not in out
 
 
 def test_program_that_ends_early_is_reported_with_its_last_lines(
