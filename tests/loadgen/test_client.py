@@ -163,14 +163,18 @@ def test_summary_contains_the_results_and_the_command_without_secrets(
         load = "--rate 100 --duration 1 --warmup 0.3 --prompt p --api-key-env TEST_KEY"
         secret = ("--header", "X-Secret: hidden")
         status, summary, records = command(server.port, tmp_path, load, *secret)
+        headed = f"{load} --api-key-header x-api-key"
+        status, summary, records = command(server.port, tmp_path, headed, *secret)
     assert b"Authorization: Bearer very-secret\r\n" in server.heads[0]
+    assert b"x-api-key: very-secret\r\n" in server.heads[-1]
+    assert b"Authorization" not in server.heads[-1]
     printed = capfd.readouterr()
     for word in ("hidden", "very-secret"):
         assert word not in printed.out + printed.err + json.dumps(summary)
     measured = [r for r in records if not (r["warmup"] or r["cooldown"])]
     assert 0 < summary["requests"] == len(measured) < len(records)
     assert summary["configuration"]["rate"] == 100
-    assert summary["configuration"]["header"] == ["Authorization", "X-Secret"]
+    assert summary["configuration"]["header"] == ["X-Secret", "x-api-key"]
     assert summary["version"]
     assert summary["clock"] == "kernel"
     assert status == (not all(check["passed"] for check in summary["checks"]))

@@ -167,6 +167,7 @@ DRAWN = "--rate 1 --prompt-tokens 4"
             f"{GOOD} --api-key-env FOREIGN_KEY --header 'authorization: x'",
             "--api-key-env has no effect beside --header",
         ),
+        (f"{GOOD} --api-key-header api-key", "--api-key-header has no effect without"),
         (f"{GOOD} --no-stream --no-usage", "--no-stream"),
         ("--prompt p", "--rate"),
         (f"{GOOD} --concurrency 1", "--concurrency"),

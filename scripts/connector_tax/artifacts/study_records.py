@@ -115,6 +115,7 @@ class AccessSection(TypedDict, total=False):
     """Key and certificate for servers that need them."""
 
     variable: Text  #: environment variable with the key, which is recorded nowhere
+    header: Text  #: header that sends the key; by default Authorization, as a bearer token
     ca_file: Text  #: PEM certificates to trust instead of the system's
     insecure: bool  #: whether any certificate is trusted
 

@@ -233,7 +233,9 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
     add("--model", help="model to request [the only one in /v1/models]")
     header = "header to send; may be repeated"
     add("--header", action="append", default=[], metavar="'NAME: VALUE'", help=header)
-    add("--api-key-env", metavar="NAME", help="environment variable with the bearer token")
+    add("--api-key-env", metavar="NAME", help="environment variable with the key")
+    name = "header that sends the key, such as api-key [Authorization, as a bearer token]"
+    add("--api-key-header", metavar="NAME", help=name)
     # The two options of a pair exclude each other.
     add = where.add_mutually_exclusive_group().add_argument
     add("--ca-file", type=Path, help="PEM certificates to trust instead of the system's")

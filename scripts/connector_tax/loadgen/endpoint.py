@@ -37,6 +37,7 @@ def target_of(
     key_variable: str | None,
     ca_file: Path | str | None,
     insecure: bool,
+    key_header: str | None = None,
     header_lines: Sequence[str] = (),
     stream: bool = True,
     finish_reasons: Sequence[str] = (),
@@ -45,6 +46,7 @@ def target_of(
 
     Args:
         key_variable: the environment variable that holds its key.
+        key_header: the header that sends the key; None: Authorization, as a bearer token.
         header_lines: headers, each as `Name: value`.
 
     Raises:
@@ -71,7 +73,7 @@ def target_of(
             raise ValueError(f"--ca-file {ca_file}: {error}") from None
     elif ca_file is not None or insecure:
         raise ValueError("--ca-file and --insecure need an https URL")
-    headers = _headers(header_lines, key_variable)
+    headers = _headers(header_lines, key_variable, key_header)
     try:
         return Target(
             host=parts.hostname,
@@ -83,10 +85,12 @@ def target_of(
             finish_reasons=tuple(finish_reasons),
         )
     except ValueError as error:
-        raise ValueError(f"--url or --header: {error}") from None
+        raise ValueError(f"--url, --header or --api-key-header: {error}") from None
 
 
-def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
+def _headers(
+    lines: Sequence[str], key_variable: str | None, key_header: str | None
+) -> dict[str, str]:
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
@@ -99,9 +103,18 @@ def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
         if name.lower() in map(str.lower, headers):
             raise ValueError(f"--header: found {name} twice; allowed: once")
         headers[name] = value.strip()
+    if key_header is not None:
+        if key_variable is None:
+            raise ValueError("--api-key-header has no effect without --api-key-env")
+        if holds_token(key_header):
+            raise ValueError(
+                "--api-key-header: found a key (not shown); allowed: the name of the header that"
+                " sends it, such as api-key"
+            )
     if key_variable is not None:
-        if "authorization" in map(str.lower, headers):
-            raise ValueError("--api-key-env has no effect beside --header 'Authorization: ...'")
+        name = key_header or "Authorization"
+        if name.lower() in map(str.lower, headers):
+            raise ValueError(f"--api-key-env has no effect beside --header '{name}: ...'")
         if not key_variable.isidentifier() or holds_token(key_variable):
             raise ValueError(
                 "--api-key-env: found no valid variable name (value not shown); allowed: the name"
@@ -114,7 +127,7 @@ def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
             raise ValueError(
                 f"--api-key-env: {key_variable} holds characters beyond printable ASCII"
             )
-        headers["Authorization"] = f"Bearer {key}"
+        headers[name] = key if key_header else f"Bearer {key}"
     return headers
 
 

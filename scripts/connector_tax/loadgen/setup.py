@@ -40,8 +40,8 @@ def make_target(options: argparse.Namespace) -> Target:
     """
     target = target_of(
         options.url, chat=options.chat, key_variable=options.api_key_env, ca_file=options.ca_file,
-        insecure=options.insecure, header_lines=options.header, stream=not options.no_stream,
-        finish_reasons=options.finish_reason,
+        insecure=options.insecure, key_header=options.api_key_header, header_lines=options.header,
+        stream=not options.no_stream, finish_reasons=options.finish_reason,
     )  # fmt: skip
     if options.no_ready_check and options.model is None:
         raise ValueError("--no-ready-check needs --model")

@@ -43,7 +43,8 @@ class Endpoint:
         trust = self.access if self.url.startswith("https:") else AccessSection()
         return target_of(
             f"{self.url}/v1", chat=chat, key_variable=self.access.get("variable"),
-            ca_file=trust.get("ca_file"), insecure=trust.get("insecure", False),
+            key_header=self.access.get("header"), ca_file=trust.get("ca_file"),
+            insecure=trust.get("insecure", False),
         )  # fmt: skip
 
     def client(self, timeout_s: float) -> httpx.Client:
