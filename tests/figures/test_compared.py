@@ -122,6 +122,19 @@ def test_milliseconds_equal_the_tables(study: StudyTables) -> None:
         assert one.base[0] == pooled.number(f"{one.metric}_ms")
 
 
+def test_baseline_keeps_its_milliseconds_where_a_candidate_has_no_valid_cell(
+    tmp_path: Path,
+) -> None:
+    void = {("nixl_both", "A", "r4"): "errors"}
+    study = StudyTables(write_study(tmp_path, Design(void=void)))
+    rows = {(one.config, one.rate_rps, one.metric): one for one in latencies(study)}
+    row = rows["nixl_both", 4.0, "ttft_p50"]
+    (pooled,) = (of for of in study.pooled if (of.config, of.cell) == ("plain", "r4"))
+    ends = tuple(known(pooled.number(f"ttft_p50{end}_ms")) for end in ("", "_lo", "_hi"))
+    assert row.base == ends
+    assert row.own == row.difference == (None, None, None)
+
+
 def test_markdown_lists_commands_and_every_latency(study: StudyTables) -> None:
     page = markdown(study, ["NIXL both: costs"])
     assert "- NIXL both: costs" in page

@@ -207,6 +207,9 @@ def latencies(study: StudyTables) -> list[Latency]:
         if row is None or metric in THROUGHPUT_METRICS:
             return of, None, None
         value, lo, hi = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
+        if of is None:
+            # The other side has no valid cell, so that there is no difference.
+            return value, lo, hi
         # The difference uses only the blocks that both sides have; these intervals may use more.
         if value is None or of is None or not math.isclose(value, of):
             return of, None, None
