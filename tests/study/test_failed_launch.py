@@ -115,21 +115,30 @@ def test_void_cells_are_counted_by_cause_with_a_remedy(
     study_file = write_study(tmp_path / "results" / "tiny")
     study = read_json(study_file)
     study["run_order"] = {
-        "A": [{"config": "plain", "block": n} for n in range(3)],
+        "A": [{"config": "plain", "block": n} for n in range(5)],
         "B": [],
         "Bp": [],
     }
     study_file.write_text(json.dumps(study))
     early = {"early_send_ms": {"value": 1.0, "bound": 0.0, "pass": False}}
     foreign = {"foreign_cpu_server": {"value": 1.0, "bound": 0.1, "pass": False}}
-    ends = {0: (early | foreign, "drained"), 1: (foreign, "drained"), 2: (early, "overloaded")}
-    for block, (health, ended_by) in ends.items():
+    half = {"error_rate": {"value": 0.5, "bound": 0.01, "pass": False}}
+    unanswered, refused = {"drain_timeout": 20, "http_status": 9}, {"http_status": 20}
+    ends = {
+        0: (early | foreign | half, "drained", unanswered),
+        1: (foreign, "drained", {}),
+        2: (early, "overloaded", {}),
+        3: (early | half, "drained", unanswered),
+        4: (half, "drained", refused),
+    }
+    for block, (health, ended_by, failed) in ends.items():
         ended = Launch("plain", block, "A")
         for cell in ("r20", "r40"):
-            record = {"health": health, "cooldown": {"ended_by": ended_by}}
+            record = {"health": health, "cooldown": {"ended_by": ended_by},
+                      "counts": {"failed": failed}}  # fmt: skip
             folder = ended.folder(study_file.parent) / cell
             write_json(folder / f"cell_A_{cell}.json", record)
-            if block < 2:
+            if block < 3:
                 (folder / f"machine_A_{cell}.jsonl").write_text(STOLEN)
         entries = [CellEntry(cell, "void", "long words " * 40, {}) for cell in ("r20", "r40")]
         index = launch_index(study, ended, entries, started_utc="")
@@ -139,16 +148,17 @@ def test_void_cells_are_counted_by_cause_with_a_remedy(
     assert capsys.readouterr().err.splitlines() == [
         "VOID 4 cells: machine disturbed: other processes used the server's CPUs. "
         f"stop other programs on the machine; {again}",
-        "VOID 2 cells: the server was overloaded. "
+        "VOID 4 cells: the server was overloaded. "
         "a retry would overload it again; lower the rates, or set `shape_rates`",
-        "In 4 of 6 void cells the host took up to 30% of the CPU time (steal): measure when it is"
+        f"VOID 2 cells: too many requests failed. {again}",
+        "In 6 of 10 void cells the host took up to 30% of the CPU time (steal): measure when it is"
         " quieter, or on another machine",
     ]
     looks = study_file.parent / "looks.json"
     write_json(looks, [])
     # By default a launch that would be overloaded again is not remeasured.
     assert remeasure.main([str(study_file.parent)]) == 0
-    assert "2 launches moved aside" in capsys.readouterr().out
+    assert "3 launches moved aside" in capsys.readouterr().out
     assert Launch("plain", 2, "A").folder(study_file.parent).exists()
     # Some launches of Phase A stay, so their interim analyses stay too.
     assert looks.exists()

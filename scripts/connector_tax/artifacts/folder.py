@@ -276,6 +276,12 @@ class CellFolder:
         """Return the path of one of the cell's files; `kind` is one of paths.ALL_LOGS."""
         return self.folder / paths.cell_log(kind, self.key.phase, self.key.cell)
 
+    def counted(self, counter: str) -> float:
+        """Return the increase of a server's counter (`server_counters`); 0 if it is not known."""
+        assert self.record is not None
+        counters = self.record["server_counters"]
+        return (counters["after"].get(counter) or 0.0) - (counters["before"].get(counter) or 0.0)
+
     def sha256(self, kind: str) -> str | None:
         """Return the hash of one of the cell's files in the index; None if it is not listed."""
         return self.files.get(self.file(kind).name)

@@ -23,6 +23,8 @@ PHASE_RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
 # How requests end: those that fail, and all.
 FAILED = ("error", "timeout", "cancelled")
 REQUEST_STATUSES = ("ok", *FAILED, "dropped")
+# The kinds of failures of requests that a server left unanswered.
+UNANSWERED = ("request_timeout", "drain_timeout")
 # The configuration without a connector, which is the default baseline.
 PLAIN = "plain"
 NOOP = "noop_connector"

@@ -52,6 +52,7 @@ from connector_tax.study.design import cell_order
 from connector_tax.study.launch import MEASUREMENTS_OF_A_VOID_CELL, launch_skip_reason
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.processes import SERVER, ServerCpu
+from connector_tax.study.remeasure import OVERLOADED, void_cause
 from connector_tax.study.resources import cell_cpu, virtual_engine_record, virtual_resources
 
 REQUEST = PlannedRequest("simulated", b"{}", None, None)
@@ -297,7 +298,6 @@ def _rehearse_cell(
     measured["load_generator"], measured["suspended_ms"] = HEALTHY, 0
     checks = assess(measured, requests, lines, config)
     reasons = void_reasons(checks)
-    again = reasons and result.cooldown_ended_by != "overloaded"
     took_ns = engine.now_ns - began_ns
     inflight = [s.inflight for s in cell.scrapes[1:-1] if s.line["t_ns"] < result.t_stop_ns]
     folder = launch_folder / name
@@ -316,13 +316,14 @@ def _rehearse_cell(
         "valid": not reasons,
         "void_reasons": reasons,
         "server_cpu": cell_cpu(used, counters, {}, {}),
-        "rehearsed": {
-            "seconds": took_ns / 1e9 * (MEASUREMENTS_OF_A_VOID_CELL if again else 1),
-            "load": cell.busy_ns / took_ns,
-            "inflight_p50": float(np.median(inflight)),
-            "preemptions": engine.scheduler.preemptions - preempted,
-        },
         "files": {path.name: sha256_file(path) for path in sorted(folder.iterdir())},
+    }
+    measurements = 1 if void_cause(record) in (None, OVERLOADED) else MEASUREMENTS_OF_A_VOID_CELL
+    record["rehearsed"] = {
+        "seconds": took_ns / 1e9 * measurements,
+        "load": cell.busy_ns / took_ns,
+        "inflight_p50": float(np.median(inflight)),
+        "preemptions": engine.scheduler.preemptions - preempted,
     }
     write_json(folder / paths.cell_record(launch.phase, name), record)
     return record

@@ -83,6 +83,7 @@ from connector_tax.study.processes import (
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import (
     MACHINE_CAUSES,
+    OVERLOADED,
     move_aside,
     refuse_other_design,
     stolen_share,
@@ -527,7 +528,7 @@ class LaunchDriver:
                 who = self._disturber(content, instruments, used, seconds)
                 reasons = "; ".join(content["void_reasons"])
                 self.progress.say(f"cell {cell['cell']} VOID: {reasons}{who}")
-                if content["cooldown"]["ended_by"] == "overloaded":
+                if void_cause(content) == OVERLOADED:
                     self.progress.say("overloaded; not retried, since it would overload again")
                     break
                 if self._sends_prompts:

@@ -4,8 +4,8 @@
 
 A launch's folder is renamed to `<phase>.superseded<k>`, which its next attempt records; the study's
 command then measures what is missing. By default these are the launches with a void cell. Failed
-launches are not moved: only their missing cells are measured. A cell that ended because of an
-overloaded server would end so again, so its launch must be chosen by name.
+launches are not moved: only their missing cells are measured. A server that was overloaded would be
+overloaded again, so a launch with such a cell must be chosen by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import CHECKS, MACHINE_CHECKS
-from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.names import PHASES, UNANSWERED, Launch
 from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 # ---- causes of void cells
 
 OVERLOADED = "the server was overloaded"
+# The share of failed requests that shows that a server does not serve the load; fewer may be an
+# accident.
+UNSERVED_SHARE = 0.05
 MACHINE_CAUSES = frozenset(
     CHECKS[name].void for name in (*MACHINE_CHECKS, "device_woken_late_ms", "device_exposed_share")
 )
@@ -47,8 +50,25 @@ def void_cause(record: CellRecord) -> str | None:
         return None
     if record["cooldown"]["ended_by"] == "overloaded":
         return OVERLOADED
-    first = next((name for name in MACHINE_CHECKS if name in failed), failed[0])
+    disturbed = [name for name in MACHINE_CHECKS if name in failed]
+    if not disturbed and unserved(record) and _mostly_unanswered(record):
+        return OVERLOADED
+    first = [*disturbed, *failed][0]
     return CHECKS[first].void if first in CHECKS else first
+
+
+def unserved(record: CellRecord) -> bool:
+    """Return whether the failures of a cell show that the server does not serve the load."""
+    check = record["health"].get("error_rate")
+    if check is None or check["pass"] or check["value"] is None:
+        return False
+    return check["value"] >= UNSERVED_SHARE
+
+
+def _mostly_unanswered(record: CellRecord) -> bool:
+    """Return whether most of a cell's failed requests were left unanswered."""
+    failed = record["counts"]["failed"]
+    return 2 * sum(failed.get(kind, 0) for kind in UNANSWERED) > sum(failed.values())
 
 
 def stolen_share(machine_file: Path) -> float:
