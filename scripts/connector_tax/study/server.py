@@ -60,6 +60,8 @@ LEFT_S = 2.0
 STATUS_S = 0.2
 # Interval at which a starting server's processes are searched for engine cores.
 CORES_S = 1.0
+# Longest incomplete line of a log that is read again, bytes: a progress bar writes no line end.
+LONGEST_LINE = 65536
 # Lines of a log that an error quotes.
 TAIL_LINES = 20
 # Processes that pass connections on to a server elsewhere: a container, or another machine.
@@ -307,7 +309,8 @@ class Server:
         if status in (401, 403):
             name = self.endpoint.access.get("variable")
             raise ServerError(
-                f"/v1/models answers {status}: the server rejects the key in {name}"
+                f"/v1/models answers {status}: the server rejects the key in {name}, sent as"
+                f" {self.endpoint.access.get('header', 'Authorization')} (--api-key-header)"
                 if name
                 else f"/v1/models answers {status}: the server requires a key, and none is sent"
                 " (--api-key-env)"
@@ -318,8 +321,11 @@ class Server:
         health = self._answer("/health") if status is not None else answer
         if isinstance(answer, httpx.ConnectError) and self._addresses:
             addresses = ", ".join(sorted(self._addresses))
+            allowed = f"{HOST} (--host {HOST})"
+            if self.command.running:
+                allowed = "a URL with such an address, as http://[::1]:8000"
             answer = ElsewhereError(
-                f"the server listens only at {addresses}; allowed: {HOST} (--host {HOST})"
+                f"the server listens only at {addresses}, not at {self.url}; allowed: {allowed}"
             )
         # Some servers are healthy while they load their model. A status below 500 other than 200
         # means that the path is absent or forbidden.
@@ -381,8 +387,8 @@ class Server:
             with (self.folder / name).open("rb") as stream:
                 stream.seek(self._log_read[name])
                 text = stream.read()
-            # The last line may be incomplete; it is read again next time.
-            self._log_read[name] += text.rfind(b"\n") + 1
+            # The last line may be incomplete; unless it is too long, it is read again next time.
+            self._log_read[name] += max(text.rfind(b"\n") + 1, len(text) - LONGEST_LINE)
             if death := DEAD_ENGINE.search(text.decode(errors="replace")):
                 raise ServerError(f"the engine died ({death[0]}) {when}\n{self.log_tail()}")
 
@@ -479,12 +485,18 @@ class Server:
         }
 
     def _listening(self) -> set[str]:
-        """Return the addresses on which processes listen at a started server's port."""
+        """Return the addresses on which processes of this machine listen at the server's port.
+
+        Empty for https, whose errors may come from a server that listens there.
+        """
+        port = self.port
         if self.command.running:
-            return set()
+            if not self.endpoint.local or not self.url.startswith("http:"):
+                return set()
+            port = self.endpoint.target().port
         every = psutil.net_connections("tcp")
         addresses = [c.laddr for c in every if c.status == psutil.CONN_LISTEN and c.laddr]
-        return {address.ip for address in addresses if address.port == self.port}
+        return {address.ip for address in addresses if address.port == port}
 
     def _find_listener(self) -> int | None:
         """Return the listening process from which the other listening processes descend; None if
