@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     After Ctrl-C the status is 130, without a traceback.
     """
     open_closed_streams()
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # Characters that the encoding lacks are printed as escapes, as on standard error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return exit_status(lambda: _run(argv))
     except KeyboardInterrupt:

@@ -63,7 +63,8 @@ def read_prompts(path: Path, chat: bool, max_tokens: int) -> Prompts:
             try:
                 line = decoder.decode(text)
                 read.prompts.append(_prompt(line, chat))
-            except ValueError as error:  # DecodeError is a ValueError
+            # DecodeError is a ValueError.
+            except (ValueError, RecursionError) as error:
                 raise ValueError(
                     f"{path}:{number}: {error}; allowed: an object with prompt or messages, and "
                     "max_tokens"
