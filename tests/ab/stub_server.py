@@ -1,12 +1,17 @@
 """Serve a minimal chat endpoint unlike vLLM's: words as tokens, no usage, no metrics.
 
-python stub_server.py PORT [401] [garbage] [same [short]] [redirect] [absent] [healthy] [key=KEY]
-    [base=PATH] [tls=CERTIFICATE,KEY] [health=STATUS] [loads=SECONDS] [named=PROCESS] [core=PROGRAM]
+python stub_server.py PORT [401] [garbage] [nested] [same [short]] [redirect] [absent] [healthy]
+    [page] [odd] [key=KEY [header=NAME]] [base=PATH] [tls=CERTIFICATE,KEY] [health=STATUS]
+    [loads=SECONDS] [named=PROCESS] [core=PROGRAM] [silent=NUMBER] [host=ADDRESS]
 
-The engine core, PROGRAM, dies on the first request, which is never answered.
+page: a page answers every unknown path. odd: values of wrong types, and an error of null. The
+engine core, PROGRAM, dies on the first request, which is never answered. After NUMBER answers,
+every second request gets none.
 """
 
+import itertools
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -14,13 +19,20 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-CARD = {"id": "embedded-model" if "same" in sys.argv else "stub", "object": "model"}
-MODELS = {"object": "list", "data": [CARD | ({"max_model_len": 40} if "short" in sys.argv else {})]}
+NAME = "embedded-model" if "same" in sys.argv else "stub"
+CARD: dict[str, object] = {"id": NAME, "object": "model"}
+for word, longest in {"short": 40, "odd": "4096"}.items():
+    if word in sys.argv:
+        CARD["max_model_len"] = longest
+MODELS = {"object": "list", "data": [CARD]}
+ODD = {"error": None, "usage": "none"} if "odd" in sys.argv else {}
 KNOWN = {"model", "messages", "max_tokens", "temperature", "stream"}
 REFUSES = "401" in sys.argv
 OPTIONS = dict(word.split("=", 1) for word in sys.argv if "=" in word)
 BASE = OPTIONS.get("base", "")
 READY = time.monotonic() + float(OPTIONS.get("loads", 0))
+SILENT_AFTER = int(OPTIONS.get("silent", 2**31))
+ANSWERS = itertools.count()
 CORE = subprocess.Popen([OPTIONS["core"], "1000"]) if "core" in OPTIONS else None
 
 
@@ -30,8 +42,9 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _refused(self) -> bool:
-        key = OPTIONS.get("key")
-        return REFUSES or (key is not None and self.headers["Authorization"] != f"Bearer {key}")
+        key, header = OPTIONS.get("key"), OPTIONS.get("header")
+        sent = self.headers[header or "Authorization"]
+        return REFUSES or (key is not None and sent != (key if header else f"Bearer {key}"))
 
     def do_GET(self) -> None:
         if "redirect" in sys.argv:
@@ -51,8 +64,12 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, {})
         elif "garbage" in sys.argv:
             self._send(200, "Hello")
+        elif "nested" in sys.argv:
+            self._send_text(200, "[" * 100_000)
         elif self.path == f"{BASE}/v1/models":
             self._send(200, MODELS)
+        elif "page" in sys.argv:
+            self._send(200, "<html>")
         else:
             self._send(404, {"error": "no such path"})
 
@@ -70,6 +87,9 @@ class Handler(BaseHTTPRequestHandler):
         if unknown := asked.keys() - KNOWN:
             self._send(422, {"error": f"unexpected keys: {sorted(unknown)}"})
             return
+        number = next(ANSWERS)
+        if number >= SILENT_AFTER and number % 2:
+            time.sleep(1000)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -79,7 +99,8 @@ class Handler(BaseHTTPRequestHandler):
             last = number == asked["max_tokens"] - 1
             choice = {"index": 0, "delta": {"content": " word"},
                       "finish_reason": "length" if last else None}  # fmt: skip
-            self._chunk({"id": "x", "object": "chat.completion.chunk", "choices": [choice]})
+            chunk = {"id": "x", "object": "chat.completion.chunk", "choices": [choice]}
+            self._chunk(chunk | ODD)
         self._write(b"data: [DONE]\n\n")
         self._write(b"")
 
@@ -90,7 +111,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
     def _send(self, status: int, content: object) -> None:
-        data = json.dumps(content).encode()
+        self._send_text(status, json.dumps(content))
+
+    def _send_text(self, status: int, text: str) -> None:
+        data = text.encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -103,7 +127,9 @@ class Handler(BaseHTTPRequestHandler):
 if __name__ == "__main__":
     if "named" in OPTIONS:
         Path("/proc/self/comm").write_text(OPTIONS["named"])
-    server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+    host = OPTIONS.get("host", "127.0.0.1")
+    ThreadingHTTPServer.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = ThreadingHTTPServer((host, int(sys.argv[1])), Handler)
     if "tls" in OPTIONS:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*OPTIONS["tls"].split(","))

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from connector_tax.ab.__main__ import Failed, Line, _stage, fitted
-from connector_tax.ab.answer import Answer, all_void
+from connector_tax.ab.answer import Answer
+from connector_tax.ab.void_cells import all_void
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, MARKED
-from connector_tax.compare.bounds import NO_NUMBER, STATUS, Bound
+from connector_tax.compare.bounds import ABOVE, BELOW, NO_NUMBER, STATUS, Bound
 from tests.study_folder import DEFAULT
 
 
@@ -70,6 +71,13 @@ def test_saturated_server_gets_no_verdict_at_any_bound(bounds: list[Bound], tmp_
     assert costs.status(bounds) != STATUS[NO_NUMBER]
     line = "candidate: TTFT +20.0% [+10.0, +30.0], at most +28.0%: costs"
     assert costs.text().splitlines()[0] == line
+
+
+def test_bound_of_a_metric_replaces_the_bound_of_all_metrics(tmp_path: Path) -> None:
+    costs = answer(COSTS, tmp_path)
+    general, own = Bound(0.05), Bound(0.5, "ttft_p50")
+    assert costs.status([general]) == STATUS[ABOVE]
+    assert costs.status([general, own]) == costs.status([own, general]) == STATUS[BELOW]
 
 
 def test_answer_without_a_valid_cell_has_a_reason_in_place_of_a_number(tmp_path: Path) -> None:

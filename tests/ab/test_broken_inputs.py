@@ -41,6 +41,8 @@ NOWHERE = "http://localhost:"
 RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE}1",
            "--candidate-url": f"{NOWHERE}2"}  # fmt: skip
 
+KEYED = {"--api-key-env": "MY_TOKEN"}
+
 
 @pytest.mark.parametrize(
     ("changed", "words"),
@@ -104,6 +106,18 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--baseline": 'serve $"m" {port}'}, 'found $"m", and a command is started without'),
         ({"--baseline": "serve $[8+1] {port}"}, "found $[8+1], and a command is started without"),
         ({"--baseline": "P=/a:~/b serve {port}"}, "found P=/a:~/b, and a command is started"),
+        ({"--baseline": "P=~:/b serve {port}"}, "found P=~:/b, and a command is started"),
+        (
+            {"--baseline": "X={c,d} serve {a,b} {port}"},
+            "found {a,b}: a shell makes several words of it, and a command is started without a"
+            " shell; allowed: bash -c 'X={c,d} serve {a,b} {port}'; for one word: '{a,b}'",
+        ),
+        ({"--baseline": "serve {1..3} {port}"}, "found {1..3}: a shell makes several words"),
+        ({"--baseline": "serve {port} x{y,${FLAGS}}"}, "found x{y,${FLAGS}}: a shell makes"),
+        (
+            {"--candidate": 'serve --c {"a":True,"b":{port}}'},
+            """for one word: '{"a":True,"b":{port}}'""",
+        ),
         ({"--baseline": "serve $FLAGS {port}"}, "makes several words of it, and a command is"),
         ({"--baseline": "serve --x=${FLAGS} {port}"}, 'for one word: "${FLAGS}"'),
         ({"--baseline": "serve {port} # fast"}, "found #, and a command is started without"),
@@ -121,7 +135,11 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--api-key-env": "sk-abcdefghijklmnop0123"}, "found no valid variable name"),
         ({"--api-key-env": "hf_abcdefghijklmnop0123"}, "found no valid variable name"),
         ({"--api-key-env": "NO_SUCH"}, "--api-key-env: NO_SUCH is not set in the environment"),
+        ({"--api-key-header": "api-key"}, "--api-key-header has no effect without --api-key-env"),
+        ({**KEYED, "--api-key-header": "api key"}, "header name 'api key' is invalid"),
+        ({**KEYED, "--api-key-header": "sk-abcdefghijklmnop0123"}, "found a key (not shown)"),
         ({**RUNNING, "--ca-file": "absent"}, "--ca-file and --insecure need an https URL"),
+        ({"--env": "A=\udcff"}, "argument 10: found bytes that are not UTF-8; allowed: UTF-8"),
     ],
 )
 def test_bad_arguments_are_refused_with_one_line(
@@ -176,6 +194,8 @@ def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
         ("serve a{$NAME}b '$1' {port}", ["serve", "a{/n*}b", "$1", "{port}"]),
         (r'serve "\$i ${DIR}\"\n" {port}', ["serve", r'$i /a b"\n', "{port}"]),
         ("serve '`a`' it\\'s /n*o?[x] {port}", ["serve", "`a`", "it's", "/n*o?[x]", "{port}"]),
+        ("X={a,b} serve {port} {x {a..bc}", ["X={a,b}", "serve", "{port}", "{x", "{a..bc}"]),
+        ("serve '{a,b}' \\{c,d} {port},{port}", ["serve", "{a,b}", "{c,d}", "{port},{port}"]),
     ],
 )
 def test_variables_are_expanded_like_in_a_shell(
@@ -191,6 +211,22 @@ def test_variables_are_expanded_like_in_a_shell(
     assert split_command(options.baseline) == words
     ((name, candidate),) = options.candidate
     assert (name, split_command(candidate)) == ("x", words)
+
+
+def test_environment_variable_is_expanded_like_an_assignment_of_a_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    options = parse(["--baseline", "serve {port}", "--candidate", "serve {port}", "--rate", "1",
+                     "--shape", "8x8", "--env", "A=~/x:/y~:~/z:~no_user",
+                     "--env", "B={1..3},{a,b}"])  # fmt: skip
+    # The words that bash assigns, too.
+    assert options.env == [("A", "/home/me/x:/y~:/home/me/z:~no_user"), ("B", "{1..3},{a,b}")]
+
+
+def test_rates_that_print_alike_are_one_rate() -> None:
+    servers = ["--baseline", "serve {port}", "--candidate", "serve {port}", "--shape", "8x8"]
+    assert parse([*servers, "--rate", "20", "--rate", "20.000001"]).rate == [20.0]
 
 
 def test_expanded_line_is_not_expanded_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +382,23 @@ def test_second_comparison_on_the_same_device_is_refused(
     said = capsys.readouterr().err
     assert f"waiting for pid {os.getpid()}, user" in said
     assert "is in use by another measurement" in said
+
+
+def test_failure_is_reported_by_the_status_when_nobody_reads_the_progress(tmp_path: Path) -> None:
+    with Ab(tmp_path, baseline="nosuch {port}").start(subprocess.PIPE) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+    assert process.returncode == NO_NUMBER
+
+
+def test_internal_error_has_no_status_of_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("connector_tax.ab.__main__.remove_temporaries", lambda _: 1 / 0)
+    assert Ab(tmp_path).call(monkeypatch) == NO_NUMBER
+    message = capsys.readouterr().err
+    assert "Traceback" in message
+    assert message.splitlines()[-1].startswith("ab: internal error (ZeroDivisionError); measure")
 
 
 @pytest.mark.workflow

@@ -13,6 +13,7 @@ from connector_tax.analysis.effect import POWER, Effect
 from connector_tax.analysis.looks import shared
 from connector_tax.artifacts.looks import Finding
 
+LABELS = {"candidate": "--fast"}
 TTFT = Finding("candidate", "ttft_p50", 3, 3, 6, "valid", error=0.02, df=2)
 
 
@@ -33,8 +34,8 @@ def test_smallest_cost_is_proven_in_four_of_five_studies() -> None:
 def test_forecast_gives_the_smallest_cost_and_the_time_for_half_of_it() -> None:
     findings = [TTFT, replace(TTFT, metric="tpot_p50", error=0.01)]
     costs = [smallest_cost(of, 6, 1, 2) for of in findings]
-    (line,) = forecast(findings, 6, 60)
-    assert f": 6 blocks prove a cost of at least {100 * costs[0]:.1f}% of TTFT and " in line
+    (line,) = forecast(findings, 6, 60, LABELS)
+    assert f"--fast: 6 blocks prove a cost of at least {100 * costs[0]:.1f}% of TTFT and " in line
     blocks, minutes = (int(word) for word in line.rpartition("takes ")[2].split() if word.isdigit())
     assert blocks == minutes
 
@@ -44,7 +45,7 @@ def test_forecast_gives_the_smallest_cost_and_the_time_for_half_of_it() -> None:
 
     assert halved(blocks)
     assert not halved(blocks - 1)
-    assert forecast([replace(TTFT, error=None)], 6, 60) == []
+    assert forecast([replace(TTFT, error=None)], 6, 60, LABELS) == []
 
 
 def test_dry_run_without_an_earlier_comparison_is_refused(

@@ -1,6 +1,7 @@
 """Test which requests of a user's file a comparison sends, and which files it rejects."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,8 @@ def test_error_for_a_short_file_gives_the_required_number_of_requests(tmp_path: 
         (["--trace", "t.jsonl", "--rate", "2"], "--rate: a trace sets the times"),
         (["--trace", "t.jsonl"], "--trace: t.jsonl:1: hash_ids has 3 ids"),
         (["--trace", "absent"], "--trace: [Errno 2]"),
+        (["--trace", "pipe"], "--trace: found 'pipe', which is no regular file; allowed: a file"),
+        (["--prompts", "deep.jsonl", "--rate", "2"], "--prompts: deep.jsonl:1: "),
         (["--prompts", "p.jsonl"], "--rate: found none; allowed"),
         (["--prompts", "t.jsonl", "--rate", "2"], "--prompts: "),
         (["--prompts", "p.jsonl", "--rate", "2", "--rate", "4"], "--rate: found several with"),
@@ -129,6 +132,9 @@ def test_contradictory_traffic_options_are_refused(
     monkeypatch.chdir(tmp_path)
     write_trace(Path("t.jsonl"))
     write_prompts(Path("p.jsonl"), 60)
+    os.mkfifo("pipe")
+    deep = "[" * 100_000 + "]" * 100_000
+    Path("deep.jsonl").write_text(f'{{"messages": [{{"role": "user", "content": {deep}}}]}}\n')
     with pytest.raises(SystemExit) as ended:
         load(*arguments)
     assert ended.value.code == 64

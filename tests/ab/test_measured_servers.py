@@ -20,10 +20,11 @@ from connector_tax.files import read_json, sha256_file
 from connector_tax.provenance import verify
 from connector_tax.servers.kinds import free_port
 from connector_tax.study import remeasure
-from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
+from tests.ab.commands import ENGINE, NO_NUMBER, SHORT, STOPPED, STOPPED_LINE, Ab
 from tests.provenance.forged_archives import members_of
-from tests.workflow.harness import gone, server_of, wait_for
+from tests.workflow.harness import environment, gone, server_of, wait_for
 
+STUB = Path(__file__).with_name("stub_server.py")
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1200)]
 
 
@@ -108,6 +109,28 @@ def engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             process.kill()
 
 
+def test_baseline_that_leaves_requests_unanswered_ends_the_comparison(tmp_path: Path) -> None:
+    stub = f"{sys.executable} {STUB} {{port}} silent=30"
+    command = Ab(tmp_path, baseline=stub, candidate=f"{stub} same=1")
+    command.command[2] = f"from connector_tax.ab import load\nload.SHORTEST_DRAIN_S = 3.0\n{SHORT}"
+    done = command.run()
+    assert done.returncode == NO_NUMBER, done.stdout + done.stderr
+    refusal = done.stderr.splitlines()[-1]
+    assert refusal.startswith("ab: --rate: found 20; "), done.stderr
+    assert "requests to the baseline failed, mostly: still running when the drain" in refusal
+    assert "; try --rate " in refusal
+    assert " and another --name; requests: results/mine/runs/baseline" in refusal
+    runs = command.results / "runs"
+    assert not list(runs.glob("*/block*/A/*.void*")), "an overloaded cell is not measured again"
+    measured = list(runs.glob("baseline*/block*/A/*/cell_*.json"))
+    assert len(measured) == 1
+    # The same command says so again, and measures nothing.
+    again = command.run()
+    assert again.stderr.splitlines()[-1] == refusal
+    assert list(runs.glob("baseline*/block*/A/*/cell_*.json")) == measured
+    assert gone(tmp_path, timeout_s=2) == []
+
+
 def test_closed_loop_is_judged_on_throughput_and_its_archive_verifies(tmp_path: Path) -> None:
     dear = f"{ENGINE} --configuration nixl_both"
     more = ["--concurrency", "4", "--goodput", "ttft:5000,tpot:500", "--max", "goodput=900%"]
@@ -154,6 +177,13 @@ def test_running_servers_are_compared_not_stopped_and_archived(tmp_path: Path) -
         (tmp_path / "results" / "archive").unlink()
         (tmp_path / "archive").rename(tmp_path / "results" / "archive")
         assert again.returncode == NO_NUMBER, again.stdout + again.stderr
+        # So is the status of an answer that cannot be printed.
+        command = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}")
+        with Path("/dev/full").open("w") as full:
+            unread = subprocess.run(command.command, cwd=tmp_path, env=environment(tmp_path),
+                                    stdout=full, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        assert unread.returncode == NO_NUMBER
+        assert "ab: standard output: [Errno 28]" in unread.stderr
         # A reader that has read the answer may close the pipe.
         command = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}")
         with command.start(subprocess.PIPE) as process:

@@ -31,11 +31,12 @@ KEY = "sk-abcdefghijklmnop0123"
 def stub(*words: str) -> Iterator[int]:
     """Yield the port of a stub server that the test started."""
     port = free_port()
+    host = dict(word.split("=", 1) for word in words if "=" in word).get("host", "127.0.0.1")
     with subprocess.Popen([sys.executable, str(STUB), str(port), *words]) as process:
         try:
             while process.poll() is None:
                 with contextlib.suppress(ConnectionRefusedError):
-                    socket.create_connection(("127.0.0.1", port)).close()
+                    socket.create_connection((host, port)).close()
                     break
                 time.sleep(0.01)
             yield port
@@ -80,6 +81,26 @@ def test_server_behind_tls_key_and_base_path_is_queried_without_recording_the_ke
             ask(tmp_path / "wrong", url, "--insecure", "--api-key-env", "MY_KEY")
 
 
+def test_key_is_sent_in_the_named_header_to_every_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    with stub(f"key={KEY}", "header=api-key") as port:
+        url = f"http://127.0.0.1:{port}"
+        named = ("--api-key-env", "MY_KEY", "--api-key-header", "api-key")
+        kept = ask(tmp_path / "named", url, *named)
+        assert KEY not in kept
+        assert "/metrics answered 404" in kept, "the scraper reached it"
+        with pytest.raises(AskError, match=r"MY_KEY, sent as Authorization \(--api-key-header\)"):
+            ask(tmp_path / "bearer", url, *named[:2])
+
+
+@pytest.mark.parametrize("word", ["page", "odd"])
+def test_server_with_harmless_oddities_is_queried(tmp_path: Path, word: str) -> None:
+    with stub(word) as port:
+        ask(tmp_path, f"http://127.0.0.1:{port}")
+
+
 def test_server_problem_is_an_error_only_if_it_persists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +132,14 @@ def test_answer_that_is_nested_too_deeply_is_refused_in_a_line() -> None:
         asking._object("/v1/models", "[" * 100_000)
 
 
+def test_models_nested_too_deeply_are_refused_in_a_line(tmp_path: Path) -> None:
+    with (
+        stub("nested") as port,
+        pytest.raises(AskError, match=r"/v1/models answers .*allowed: a JSON object"),
+    ):
+        ask(tmp_path, f"http://127.0.0.1:{port}")
+
+
 def test_server_that_forbids_health_but_lists_its_models_is_queried(tmp_path: Path) -> None:
     with stub("health=403") as port:
         ask(tmp_path, f"http://127.0.0.1:{port}")
@@ -119,6 +148,18 @@ def test_server_that_forbids_health_but_lists_its_models_is_queried(tmp_path: Pa
 def test_server_that_is_healthy_while_it_loads_is_waited_for(tmp_path: Path) -> None:
     with stub("healthy", "loads=1") as port:
         ask(tmp_path, f"http://127.0.0.1:{port}")
+
+
+def test_running_server_at_another_address_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.1)
+    with stub("host=::1") as port:
+        url = f"http://localhost:{port}"
+        named = rf"only at ::1, not at http://127.0.0.1:{port}; allowed: a URL with such an address"
+        with pytest.raises(AskError, match=named):
+            ask(tmp_path / "other", url)
+        ask(tmp_path / "right", f"http://[::1]:{port}")
 
 
 def test_error_names_a_certificate_for_another_host(

@@ -115,6 +115,13 @@ def test_bound_without_a_metric_applies_to_both_medians_over_all_rates(root: Pat
         assert one.tax == taxes.at(ALL_RATES, one.metric)["nixl_both"].estimate
 
 
+def test_bound_of_a_metric_replaces_the_general_bound_of_that_metric(root: Path) -> None:
+    checks = checked(root, Bound(0.1), Bound(0.5, "ttft_p50"), Bound(0.6, "ttft_p90"))
+    assert [(one.metric, one.bound) for one in checks] == [
+        ("tpot_p50", 0.1), ("ttft_p50", 0.5), ("ttft_p90", 0.6),
+    ]  # fmt: skip
+
+
 def test_tax_decided_by_an_interim_analysis_keeps_its_interval(root: Path, tmp_path: Path) -> None:
     study = shutil.copytree(root, tmp_path / "study")
     write_json(study / "looks.json", [{"blocks": 2, "level": 0.05, "findings": []}])

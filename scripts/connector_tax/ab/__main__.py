@@ -17,9 +17,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+import psutil
 
 from connector_tax.ab.arguments import BASELINE, parse
 from connector_tax.ab.ask import Asked, AskError, asked, differing
@@ -28,12 +31,14 @@ from connector_tax.ab.design import (
     arguments_of,
     block_s,
     engine_section,
+    labels_of,
     planned_blocks,
     planned_load,
     study_config,
     study_name,
 )
 from connector_tax.ab.load import Load, LoadError
+from connector_tax.ab.void_cells import overload, why_void
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.metrics import change_of, word_of
@@ -101,19 +106,36 @@ class Line:
         """
         if self._live:
             # The cursor needs the last column. A terminal may not report its width.
-            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
-            text = fitted([text, *more], width if width > 0 else 79)
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+                text = fitted([text, *more], width if width > 0 else 79)
+                write(sys.stderr, f"\r\033[K{text}")
             return
         text = printable(", ".join([text, *more]))
         if text and not passing and text != self._shown:
-            print(text, file=sys.stderr, flush=True)
+            write(sys.stderr, f"{text}\n")
         self._shown = text
 
     def say(self, text: str) -> None:
         """Print a permanent line."""
         text = printable(text)
-        print(f"\r\033[K{text}" if self._live else text, file=sys.stderr, flush=True)
+        write(sys.stderr, f"\r\033[K{text}\n" if self._live else f"{text}\n")
+
+
+def write(stream: TextIO, text: str) -> OSError | None:
+    """Write to a standard stream; if that fails, drop its further output and return the error.
+
+    Without a reader a measurement goes on, since its answer is in the report.
+    """
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+        return error
+    return None
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
@@ -131,21 +153,26 @@ class Failed(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the candidates' costs; return the exit status, by the costs if --max is given."""
-    options = parse(argv)
-    line, name = Line(), study_name(options)
-    root = Path("results", name)
+    """Measure the candidates' costs; return the exit status, which with --max gives the result."""
+    line = Line()
+    try:
+        return _run(parse(argv), line)
+    except Exception as error:
+        # An uncaught error would exit with status 1: a cost is above its bound.
+        line.say(traceback.format_exc().rstrip())
+        line.say(f"ab: internal error ({type(error).__name__}); measurements are kept; please"
+                 " report the lines above")  # fmt: skip
+        return NO_NUMBER
+
+
+def _run(options: argparse.Namespace, line: Line) -> int:
+    root = Path("results", study_name(options))
     if options.dry_run:
         return _dry_run(options, root, line)
     for number in STOPPING:
         signal.signal(number, _stop)
-    set_job_environment(None)
-    remove_temporaries(root)
     try:
-        with _held_to_its_end(options, root, line):
-            study = _study(options, root, line)
-            blocks = _measured(options, study, line)
-        answer, problem = _finished(study, blocks, line)
+        return _compare(options, root, line)
     except KeyboardInterrupt:
         # Servers that this process was querying; the launches of another `ab` of this name go on.
         kill_started(root / paths.PREFLIGHT)
@@ -155,16 +182,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Failed, *REFUSALS) as error:
         line.say(f"ab: {error}")
         return NO_NUMBER
+
+
+def _compare(options: argparse.Namespace, root: Path, line: Line) -> int:
+    """Measure what is missing, and print the answer; return the exit status."""
+    set_job_environment(None)
+    remove_temporaries(root)
+    with _held_to_its_end(options, root, line):
+        study = _study(options, root, line)
+        blocks = _measured(options, study, line)
+    answer, problem = _finished(study, blocks, line)
     if options.export_markdown is not None:
         try:
             write_text(options.export_markdown, answer.markdown())
         except OSError as error:
             problem = problem or f"--export-markdown: {error}"
-    try:
-        print(json.dumps(answer.as_dict()) if options.json else answer.text(), flush=True)
-    except BrokenPipeError:
-        # The reader closed the pipe: the remaining output is dropped.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    text = json.dumps(answer.as_dict()) if options.json else answer.text()
+    failure = write(sys.stdout, f"{text}\n")
+    # Who closes the pipe (`| head`) has read enough.
+    if failure is not None and not isinstance(failure, BrokenPipeError):
+        problem = problem or f"standard output: {failure}"
     if problem:
         line.say(f"ab: {problem}")
     return NO_NUMBER if problem else answer.status(options.max)
@@ -200,7 +237,8 @@ def _dry_run(options: argparse.Namespace, root: Path, line: Line) -> int:
         study = load_study(root / paths.STUDY)
         _, each_s = _spent_s(study)
         blocks = planned_blocks(options, each_s)
-        print("\n".join(forecast(looks[-1]["findings"], blocks, each_s)))
+        lines = forecast(looks[-1]["findings"], blocks, each_s, _labels(study))
+        write(sys.stdout, "".join(f"{text}\n" for text in lines))
     except (Failed, ArtifactError) as error:
         line.say(f"ab: {error}")
         return NO_NUMBER
@@ -249,6 +287,7 @@ def _refuse_other_start(options: argparse.Namespace, study: Study) -> None:
         ("--ready-timeout", options.ready_timeout, server["ready_timeout_s"]),
         ("--device", options.device or "cpu", server["device"]),
         ("--api-key-env", options.api_key_env, access.get("variable")),
+        ("--api-key-header", options.api_key_header, access.get("header")),
     ):
         if given != begun:
             raise Failed(f"{option}: found {given}; {study.root} was begun with {begun}; give this"
@@ -289,7 +328,11 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
             assumed = planned_load(options, baseline.startup_s, assumed_s)
             _refuse_too_long(assumed, BASELINE, baseline)
             for name, candidate in candidates.items():
-                _refuse_other(assumed, baseline, name, candidate, line)
+                _refuse_other(assumed, baseline, name, candidate)
+                if changed := differing(baseline, candidate):
+                    label = labels_of(options)[name]
+                    line.say(f"note: {label} differs from the baseline also in"
+                             f" {'; '.join(changed)}")  # fmt: skip
             planned = resolve(study_config(options, section, baseline, assumed), "design")
             life_s, rate_rps = _measured_capacity(assumed, planned, server, line)
             load = planned_load(options, baseline.startup_s, life_s, rate_rps)
@@ -320,18 +363,17 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     return document
 
 
-def _refuse_other(load: Load, baseline: Asked, name: str, candidate: Asked, line: Line) -> None:
-    """Refuse a candidate that cannot do the baseline's work; print other differences."""
-    changed = differing(baseline, candidate)
+def _refuse_other(load: Load, baseline: Asked, name: str, candidate: Asked) -> None:
+    """Refuse a candidate that cannot do the baseline's work."""
     if candidate.served["model"] != baseline.served["model"]:
-        raise AskError(f"{name} serves another model than the baseline: {changed[0]}")
+        raise AskError(
+            f"{name} serves another model than the baseline: {differing(baseline, candidate)[0]}"
+        )
     _refuse_too_long(load, name, candidate)
     if baseline.served["exact_output"] and not candidate.served["exact_output"]:
         raise AskError(
             f"{name}: its answers do not have the requested length, unlike the baseline's"
         )
-    if changed:
-        line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
 
 
 def _refuse_too_long(load: Load, name: str, answers: Asked) -> None:
@@ -407,11 +449,13 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
             why = f"{options.minutes:g} minutes are up"
             break
         if missing:
-            _run_block(study, block, limit_s, findings, line)
+            _refuse_overload(options, study)
+            _run_block(options, study, block, limit_s, findings, line)
         if block + 1 >= FIRST_ANALYSIS:
             findings = take_look(study, block + 1)
             if block + 1 == FIRST_ANALYSIS and blocks > FIRST_ANALYSIS:
-                for forecast_line in forecast(findings, blocks, _spent_s(study)[1]):
+                each_s = _spent_s(study)[1]
+                for forecast_line in forecast(findings, blocks, each_s, _labels(study)):
                     line.say(forecast_line)
             if decided(findings) == {finding.config for finding in findings}:
                 why = f"decided after {block + 1} blocks"
@@ -425,6 +469,18 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
             outcome = LaunchOutcome("skipped", why)
             conclude(study.document, launch.launch, launch.folder, outcome)
     return max(launch.launch.block for launch in planned if launch.status == "done") + 1
+
+
+def _refuse_overload(options: argparse.Namespace, study: Study) -> None:
+    """Raise `Failed` if the baseline's first launch shows that it does not serve the load."""
+    if refusal := overload(study, named=options.name is not None):
+        raise Failed(refusal)
+
+
+def _labels(study: Study) -> Mapping[str, str]:
+    """Return the labels of the servers by name."""
+    entries = study.document["configurations"]
+    return {entry["id"]: entry.get("label", entry["id"]) for entry in entries}
 
 
 def _spent_s(study: Study) -> tuple[float, float]:
@@ -482,7 +538,12 @@ def _so_far(findings: Sequence[Finding]) -> list[str]:
 
 
 def _run_block(
-    study: Study, block: int, limit_s: float, findings: Sequence[Finding], line: Line
+    options: argparse.Namespace,
+    study: Study,
+    block: int,
+    limit_s: float,
+    findings: Sequence[Finding],
+    line: Line,
 ) -> None:
     root, clock, so_far = study.root, Clock(study, limit_s), _so_far(findings)
     of_block = [launch for launch in launches(study.document, "A") if launch.block == block]
@@ -501,6 +562,11 @@ def _run_block(
                 if failed.setdefault(name, why) is why:
                     first_line = why.partition("\n")[0]
                     line.say(f"note: {name} failed: {first_line}")
+            try:
+                _refuse_overload(options, study)
+            except Failed:
+                _interrupt(process)
+                raise
     withdraw_failed(of_block, root)
     failed = {name: why for (name, _), why in _failures(of_block, root, earlier).items()}
     drawn = [la for la in StudyFolder(study).of_phase("A") if la.launch.block == block]
@@ -514,10 +580,19 @@ def _run_block(
         raise Failed(f"block {block + 1} ended with status {status}: {_end_of(log)}")
     cells = (cell for cell in StudyFolder(study).cells("A") if cell.key.block == block)
     if void := [cell for cell in cells if cell.status == "void"]:
-        from connector_tax.ab.answer import why_void
-
         count = "1 cell" if len(void) == 1 else f"{len(void)} cells"
         line.say(f"note: {count} of block {block + 1} void: {why_void(void[0])}")
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """End a block and its launch at once, as Ctrl-C in a terminal does.
+
+    After SIGTERM alone a launch ends with its cell.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        process.terminate()
+        for launch in psutil.Process(process.pid).children():
+            launch.send_signal(signal.SIGINT)
 
 
 def _failures(
@@ -558,7 +633,7 @@ def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
         logs = (Launch(name, 0, "A").folder(root) / log for log in LOGS)
         log = "".join(path.read_text(errors="replace") for path in logs if path.exists())
         for note in weaker_notes(log):
-            line.say(f"note: {name}: {note}")
+            line.say(f"note: {_labels(study)[name]}: {note}")
     return answer_of(study, blocks, None if problem else archive), problem
 
 

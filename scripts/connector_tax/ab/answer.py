@@ -1,19 +1,19 @@
 """Print the answer: cost, interval and verdict of each candidate, and the report's path."""
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from connector_tax import text
 from connector_tax.ab.arguments import BASELINE
+from connector_tax.ab.void_cells import all_void
 from connector_tax.analysis.effect import EXACT, MOST_BLOCKS
 from connector_tax.analysis.effects import FEW_REQUESTS
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.folder import CellFolder, StudyFolder
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.metrics import (
     THROUGHPUT_METRICS,
     VERDICT_METRICS,
@@ -21,15 +21,13 @@ from connector_tax.artifacts.metrics import (
     judged_metrics,
     word_of,
 )
-from connector_tax.artifacts.names import ALL_RATES, FAILED, configuration_of
+from connector_tax.artifacts.names import ALL_RATES, configuration_of
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import RESOURCE, TAX, EffectRow, read_table
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
-from connector_tax.compare.bounds import NO_NUMBER, STATUS, Bound, check, worst
+from connector_tax.compare.bounds import NO_NUMBER, STATUS, Bound, bounded, check, worst
 from connector_tax.figures import compared
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import read_jsonl
-from connector_tax.foreign import one_line
 from connector_tax.servers.command import running_url
 
 BESIDES_LEVEL = 0.05
@@ -234,12 +232,12 @@ class Answer:
         numbers = [tax.estimate is not None and tax.verdict != MARKED for tax in self.taxes]
         if not bounds:
             return 0 if all(numbers) else STATUS[NO_NUMBER]
-        confidence = self.study.config["statistics"]["confidence"]
+        statistics = self.study.config["statistics"]
         checks = [
-            check(tax, tax.config, tax.metric, bound.most, confidence, looked=True)
+            check(tax, tax.config, metric, bound.most, statistics["confidence"], looked=True)
+            for bound, metric in bounded(bounds, judged_metrics(statistics))
             for tax in self.taxes
-            for bound in bounds
-            if bound.metric in (None, tax.metric)
+            if tax.metric == metric
         ]
         return STATUS[worst([one.result for one in checks])]
 
@@ -278,35 +276,5 @@ def _hit_shares(study: StudyFolder) -> tuple[dict[str, float], int]:
         of = hits_of.setdefault(cell.configuration, [0.0, 0.0])
         for at, keys in enumerate((("prefix_cache_hits", "external_prefix_cache_hits"),
                                    ("prompt_tokens",))):  # fmt: skip
-            of[at] += sum(_counted(cell, key) for key in keys)
+            of[at] += sum(map(cell.counted, keys))
     return {name: hits / tokens for name, (hits, tokens) in hits_of.items() if tokens}, single
-
-
-def _counted(cell: CellFolder, key: str) -> float:
-    assert cell.record is not None
-    counters = cell.record["server_counters"]
-    return (counters["after"].get(key) or 0) - (counters["before"].get(key) or 0)
-
-
-def all_void(cells: Iterable[CellFolder]) -> dict[str, str]:
-    """Return the reason for each configuration whose measured cells are all void."""
-    measured: dict[str, list[CellFolder]] = {}
-    for cell in cells:
-        if cell.status in ("valid", "void"):
-            measured.setdefault(cell.configuration, []).append(cell)
-    return {
-        name: why_void(of[0])
-        for name, of in measured.items()
-        if all(cell.status == "void" for cell in of)
-    }
-
-
-def why_void(cell: CellFolder) -> str:
-    """Return why a cell is void, and the most frequent error of its requests."""
-    errors = Counter(
-        line["error_detail"] or line["error_kind"]
-        for line in read_jsonl(cell.file("requests"))
-        if line["status"] in FAILED
-    )
-    reason = cell.reason or "no reason is known"
-    return one_line("; ".join([reason, *(f"mostly {error}" for error, _ in errors.most_common(1))]))

@@ -25,7 +25,13 @@ from connector_tax.compare.bounds import bound_of
 from connector_tax.foreign import is_secret
 from connector_tax.loadgen.prompts import PromptLine, read_prompts
 from connector_tax.loadgen.trace import BLOCK, read_trace
-from connector_tax.servers.command import PORT_MARK, expanded, running_url, split_command
+from connector_tax.servers.command import (
+    PORT_MARK,
+    expanded,
+    running_url,
+    split_command,
+    with_homes,
+)
 from connector_tax.servers.kinds import STEP_LOG_VARIABLE, ServerError
 from connector_tax.study.endpoint import Endpoint
 
@@ -75,12 +81,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                          " {beside1.port} in the candidate's line")  # fmt: skip
     servers.add_argument("--env", action="append", default=[], type=_variable,
                          metavar="NAME=VALUE",
-                         help="environment variable for both servers")  # fmt: skip
+                         help="environment variable for both servers; ~ is expanded as in a shell's"
+                         " assignment")  # fmt: skip
     servers.add_argument("--pythonpath", action="append", default=[], metavar="FOLDER",
                          help="prepended to PYTHONPATH of both servers")  # fmt: skip
     servers.add_argument("--api-key-env", metavar="NAME",
                          help="variable that holds the servers' API key; the key is sent, and"
                          " recorded nowhere")  # fmt: skip
+    servers.add_argument("--api-key-header", metavar="NAME",
+                         help="header that sends the key, such as api-key [Authorization, as a"
+                         " bearer token]")  # fmt: skip
     trust = servers.add_mutually_exclusive_group()
     trust.add_argument("--ca-file", type=Path, metavar="FILE",
                        help="PEM certificates to trust instead of the system's")  # fmt: skip
@@ -121,7 +131,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="also judge the requests/s within these limits (ms) of ttft, tpot, e2e")  # fmt: skip
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
         help="exit non-zero if a cost over all rates exceeds this bound; without METRIC the bound"
-        " applies to each judged metric; may be given several times")  # fmt: skip
+        " applies to each judged metric that no other --max names; may be given several"
+        " times")  # fmt: skip
     add("--name", type=_name, help="name of the study, results/NAME [from the arguments]")
     add("--seed", type=int,
         help="seed of order, arrivals and prompts [1; for URLs a new one, since running servers"
@@ -133,8 +144,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--export-markdown", type=Path, metavar="FILE",
         help="write the answer, both commands and the latencies as Markdown")  # fmt: skip
     add("--json", action="store_true", help="print the answer as JSON")
-    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    options.rate = sorted(set(options.rate))
+    given = sys.argv[1:] if argv is None else argv
+    for number, word in enumerate(given, 1):
+        if word != word.encode(errors="ignore").decode():
+            parser.error(f"argument {number}: found bytes that are not UTF-8; allowed: UTF-8, since"
+                         " arguments are recorded")  # fmt: skip
+    options = parser.parse_args(given)
+    # Rates that print alike would share the name of a cell.
+    options.rate = sorted({float(f"{rate:g}") for rate in options.rate})
     if options.blocks is not None:
         options.minutes = None
     _check(parser, options)
@@ -258,6 +275,8 @@ def access_of(options: argparse.Namespace) -> AccessSection:
         access["ca_file"] = str(options.ca_file)
     if options.insecure:
         access["insecure"] = True
+    if options.api_key_header is not None:
+        access["header"] = options.api_key_header
     return access
 
 
@@ -286,6 +305,10 @@ def _check_load(parser: AnsweringParser, options: argparse.Namespace, running: b
     if options.prompts is not None and running:
         parser.error("--prompts: found with a URL; allowed: with commands, since a server that is"
                      " not restarted keeps the prompts in its prefix cache")  # fmt: skip
+    for option, path in (("trace", options.trace), ("prompts", options.prompts)):
+        if path is not None and path.exists() and not path.is_file():
+            parser.error(f"--{option}: found {str(path)!r}, which is no regular file; allowed: a"
+                         " file, since it is read several times")  # fmt: skip
     options.chat = False
     try:
         if options.trace is not None:
@@ -302,7 +325,7 @@ def _holds_messages(options: argparse.Namespace) -> bool:
     with options.prompts.open("rb") as stream:
         try:
             return any(msgspec.json.decode(line, type=PromptLine).messages for line in stream)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             # `read_prompts` names the line.
             return False
 
@@ -404,4 +427,6 @@ _name = _typed(
     lambda t: t if re.fullmatch(r"[a-z][a-z0-9_-]{0,47}", t) else None,
     "letters (a-z), digits, - and _",
 )
-_variable = _typed(lambda t: (m[1], m[2]) if (m := _ENV.fullmatch(t)) else None, "NAME=VALUE")
+_variable = _typed(
+    lambda t: (m[1], with_homes(m[2])) if (m := _ENV.fullmatch(t)) else None, "NAME=VALUE"
+)

@@ -175,8 +175,8 @@ def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str,
                            " to request with --model")  # fmt: skip
         return {"id": model}
     try:
-        cards = {str(card["id"]): card for card in listed.json()["data"]}
-    except (ValueError, KeyError, TypeError) as error:
+        cards = {str(card["id"]): card for card in _object("/v1/models", listed.text)["data"]}
+    except (KeyError, TypeError) as error:
         raise _WrongAnswer(f"/v1/models answers {listed.text[:200]!r}; allowed: a list of"
                            " models") from error  # fmt: skip
     if model is None and len(cards) == 1:
@@ -214,23 +214,31 @@ def _as_served(
     client: httpx.Client, card: Mapping[str, Any], path: str, body: str, usage: Mapping[str, Any]
 ) -> ServedSection:
     model, chat = str(card["id"]), path.endswith("chat/completions")
-    version = client.get("/version")
+    longest = card.get("max_model_len")
     served: ServedSection = {
         "model": model,
         "vocab_size": None,
         "chat": chat,
         "body": body,
         "exact_output": body == "vllm" and usage.get("completion_tokens") == ANSWER_TOKENS,
-        "max_model_len": card.get("max_model_len"),
-        "version": _object("/version", version.text).get("version")
-        if version.status_code == httpx.codes.OK
-        else None,
+        "max_model_len": longest if type(longest) is int else None,
+        "version": _version(client),
     }
     if usage.get("prompt_tokens") == PROMPT_TOKENS and not chat:
         served["vocab_size"] = _vocabulary(client, model)
     if served["vocab_size"] is None:
         served |= _words(client, path, model, body)  # type: ignore[typeddict-item]
     return served
+
+
+def _version(client: httpx.Client) -> str | None:
+    """Return the server's version; None if unknown, as where a page answers every path."""
+    answer = client.get("/version")
+    with contextlib.suppress(_WrongAnswer):
+        version = _object("/version", answer.text).get("version")
+        if answer.status_code == httpx.codes.OK and isinstance(version, str):
+            return version
+    return None
 
 
 def _chat(text: str) -> dict[str, Any]:
@@ -247,9 +255,11 @@ def _stream(client: httpx.Client, path: str, body: Mapping[str, Any]) -> dict[st
         for line in answer.iter_lines():
             if line.startswith("data:") and line[5:].strip() != "[DONE]":
                 event = _object(path, line[5:])
-                if "error" in event:
+                # Some servers send `"error": null` with each event.
+                if event.get("error") is not None:
                     return f"error {event['error']}"
-                usage = event.get("usage") or usage
+                if isinstance(event.get("usage"), dict):
+                    usage = event["usage"]
     return usage
 
 
@@ -288,7 +298,7 @@ def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, 
         answered = _stream(client, path, {"model": model, **request, **BODIES[body]})
         counts.append(None if isinstance(answered, str) else answered.get("prompt_tokens"))
     few, many = counts
-    if few is None or many is None or many <= few:
+    if type(few) is not int or type(many) is not int or many <= few:
         return {"tokens_per_word": 1.0, "fixed_tokens": 0}
     each = (many - few) / (MANY_WORDS - FEW_WORDS)
     return {"tokens_per_word": each, "fixed_tokens": round(few - FEW_WORDS * each)}

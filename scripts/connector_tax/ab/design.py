@@ -37,6 +37,7 @@ def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments that a measurement depends on."""
     unused = (
         "api_key_env",
+        "api_key_header",
         "dry_run",
         "export_markdown",
         "json",
@@ -78,6 +79,17 @@ def engine_section(options: argparse.Namespace) -> EngineSection:
     if access := access_of(options):
         section["access"] = access
     return section
+
+
+def labels_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return the servers' labels by name; a candidate without a name is called by what differs in
+    its command.
+    """
+    base = _parts(options.baseline)
+    return {BASELINE: "baseline"} | {
+        name: label_of(base, _parts(command)) if name == UNNAMED else name
+        for name, command in options.candidate
+    }
 
 
 def _parts(line: str) -> list[str]:
@@ -140,11 +152,7 @@ def study_config(
     del config["phase_b"], config["phase_bp"]
     blocks = planned_blocks(options, block_s(options, load, baseline.startup_s, life_s))
     looks = blocks - FIRST_ANALYSIS + 1
-    base = _parts(options.baseline)
-    labels = {BASELINE: "baseline"} | {
-        name: label_of(base, _parts(command)) if name == UNNAMED else name
-        for name, command in options.candidate
-    }
+    labels = labels_of(options)
     judged = judged_of(options)
     cores = (psutil.cpu_count(logical=False) or 2) - 2
     config |= {

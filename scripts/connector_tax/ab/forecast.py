@@ -5,7 +5,7 @@ number of blocks, at the level of the last interim analysis (docs/method.md, "Th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from connector_tax.ab.design import FAMILY_LEVEL, FIRST_ANALYSIS
 from connector_tax.analysis.effect import MOST_BLOCKS, POWER, Effect, fewest_blocks
@@ -28,13 +28,16 @@ def smallest_cost(finding: Finding, blocks: int, candidates: int, metrics: int) 
     return math.expm1(planned.half_width(levels.wide) + planned.reach(POWER))
 
 
-def forecast(findings: Sequence[Finding], blocks: int, block_s: float) -> list[str]:
+def forecast(
+    findings: Sequence[Finding], blocks: int, block_s: float, labels: Mapping[str, str]
+) -> list[str]:
     """Return the forecast as a line of text for each candidate that has an interval.
 
     Args:
         findings: results of the last interim analysis.
         blocks: number of planned blocks.
         block_s: duration of a block in seconds.
+        labels: the candidates' labels by name.
     """
     lines = []
     names = list(dict.fromkeys(finding.config for finding in findings))
@@ -56,7 +59,7 @@ def forecast(findings: Sequence[Finding], blocks: int, block_s: float) -> list[s
             else f"{needed} blocks, about {math.ceil(needed * block_s / 60)} min"
         )
         lines.append(
-            f"{name}: {blocks} blocks prove a cost of at least {words} (in {POWER:.0%} of such"
-            f" comparisons); proving half of this cost takes {half}"
+            f"{labels[name]}: {blocks} blocks prove a cost of at least {words} (in {POWER:.0%} of"
+            f" such comparisons); proving half of this cost takes {half}"
         )
     return lines

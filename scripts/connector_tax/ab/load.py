@@ -20,6 +20,7 @@ from connector_tax.loadgen.trace import BLOCK, Trace, read_trace, trace_note
 # Successes per cell that are enough for a precise median.
 SUCCESSES = 100
 SHORTEST_S, LONGEST_S = 8.0, 60.0
+SHORTEST_DRAIN_S = 20.0
 # The fewest requests of a file that a cell measures.
 FEWEST = 20
 # Shortest window of a closed loop, in durations of a request.
@@ -118,7 +119,7 @@ def _cell(
 
 
 def _drain_s(life_s: float) -> float:
-    return max(20.0, 10 * life_s)
+    return max(SHORTEST_DRAIN_S, 10 * life_s)
 
 
 def _of_trace(options: argparse.Namespace, warmup_s: float, life_s: float, most_s: float) -> Load:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from connector_tax import text
 from connector_tax.analysis.block_model import MIXTURE
 from connector_tax.analysis.effect import POWER, Effect, effect_of
-from connector_tax.artifacts.metrics import METRICS, THROUGHPUT_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.metrics import METRICS, THROUGHPUT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import EffectRow
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
@@ -30,16 +30,26 @@ class Bound:
 
     Attributes:
         most: a fraction.
-        metric: the metric of the cost; None: each of VERDICT_METRICS, over all rates.
+        metric: the metric of the cost; None: every judged metric that no bound names.
     """
 
     most: float
     metric: str | None = None
 
-    @property
-    def metrics(self) -> Sequence[str]:
-        """Return the metrics to which the bound applies."""
-        return VERDICT_METRICS if self.metric is None else (self.metric,)
+
+def bounded(bounds: Sequence[Bound], judged: Sequence[str]) -> list[tuple[Bound, str]]:
+    """Return each bound with each metric to which it applies.
+
+    Args:
+        judged: the metrics of a bound without a metric, except those that another bound names.
+    """
+    named = {bound.metric for bound in bounds}
+    general = [metric for metric in judged if metric not in named]
+    return [
+        (bound, metric)
+        for bound in bounds
+        for metric in (general if bound.metric is None else [bound.metric])
+    ]
 
 
 def bound_of(argument: str) -> Bound:

@@ -16,7 +16,7 @@ from connector_tax import text
 from connector_tax.analysis.effect import Effect, Levels
 from connector_tax.analysis.looks import taxes_of_phase_a
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.metrics import judged_metrics
+from connector_tax.artifacts.metrics import VERDICT_METRICS, judged_metrics
 from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import EffectRow
@@ -30,6 +30,7 @@ from connector_tax.compare.bounds import (
     Bound,
     BoundCheck,
     bound_of,
+    bounded,
     check,
     worst,
 )
@@ -45,11 +46,15 @@ def checks_of(
     """Compare the costs in Phase A with the bounds.
 
     Args:
-        bounds: bounds with a metric apply at the reference rate `at`, others over all rates.
+        bounds: bounds with a metric apply at the reference rate `at`; others over all rates, to
+            the medians that no bound names.
         at: one of REFERENCES.
     """
-    combinations = [(config, bound, metric) for config in configs for bound in bounds
-             for metric in bound.metrics]  # fmt: skip
+    combinations = [
+        (config, bound, metric)
+        for config in configs
+        for bound, metric in bounded(bounds, VERDICT_METRICS)
+    ]
     confidence = study.settings["statistics"]["confidence"]
     levels = Levels(1 - (1 - confidence) / len(combinations), 2 * confidence - 1)
     taxes = functools.cache(lambda: taxes_of_phase_a(load_study(study.root / paths.STUDY)))
@@ -101,8 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = AnsweringParser(prog="connector-tax gate", description=main.__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="results/<study>, or an archive")
     parser.add_argument("--max", type=bound_of, action="append", metavar="[METRIC=]N%",
-                        help="highest allowed cost, of METRIC at --at or else of both medians over"
-                        " all rates without saturation; may be given several times")  # fmt: skip
+                        help="highest allowed cost: of METRIC at --at; without METRIC over all"
+                        " rates without saturation, of each median that no other --max names; may"
+                        " be given several times")  # fmt: skip
     parser.add_argument("--max-tax", type=_renamed, help=argparse.SUPPRESS)
     parser.add_argument("--config", action="append", required=True, metavar="ID",
                         help="configuration to check; may be given several times")  # fmt: skip

@@ -56,8 +56,12 @@ _EXPANDED = re.compile(
 _CONTINUED = re.compile(r"""('[^']*'|\\[^\n])|\\\n""")
 # Substitutions and parameters other than $NAME and ${NAME}.
 _SUBSTITUTED = re.compile(r"`|\$[(\[\d$?!@#*-]|\$\{(?![A-Za-z_]\w*\})")
-# Outside quotes: a string with escapes ($'...'), and a home behind a colon of an assignment.
-_BY_SHELL = re.compile(r"""\$['"]|^[A-Za-z_]\w*=.*:~""")
+# Outside quotes: a string with escapes ($'...'), and a home before or behind a colon of an
+# assignment.
+_BY_SHELL = re.compile(r"""\$['"]|^[A-Za-z_]\w*=(?:.*:~|~[\w.-]*:)""")
+# The innermost braces of a word, and what makes several words of them: a list or a sequence.
+_BRACES, _BRACED_NAME = re.compile(r"\{([^{}]*)\}"), re.compile(r"\$\{\w+\}")
+_SEVERAL = re.compile(r".*,.*|(?:-?\d+\.\.-?\d+|[A-Za-z]\.\.[A-Za-z])(?:\.\.-?\d+)?", re.DOTALL)
 # Quoted parts in which a shell runs nothing.
 _LITERAL = re.compile(r"""'[^']*'|\\.""", re.DOTALL)
 _WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
@@ -160,7 +164,15 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
 
     if "\n" in _bare(text):
         raise ServerError(f"found a line break, {needs_shell}")
+    assigns = True
     for word in _WORD.findall(text):
+        assigns = assigns and _ASSIGNMENT.match(word) is not None
+        # A shell expands no braces in an assignment.
+        if not assigns and _makes_several(word):
+            raise ServerError(
+                f"found {word}: a shell makes several words of it, {needs_shell}; for one word:"
+                f" '{word}'"
+            )
         # A shell runs substitutions within double quotes, too.
         runs = word[0] == "#" or _SUBSTITUTED.search(_LITERAL.sub("", word))
         runs = runs or _BY_SHELL.search(_bare(word))
@@ -204,6 +216,25 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
         return variables[name]
 
     return _EXPANDED.sub(value, text)
+
+
+def with_homes(value: str) -> str:
+    """Return an assigned value with `~` expanded as a shell would: at its start and after a colon.
+
+    A `~` before the name of an unknown user stays, as in a shell.
+    """
+    # Path.expanduser fails for an unknown user.
+    return ":".join(map(os.path.expanduser, value.split(":")))
+
+
+def _makes_several(word: str) -> bool:
+    """Return whether a shell makes several words of the braces outside quotes."""
+    rest = _BRACED_NAME.sub("", _bare(word))
+    while braces := _BRACES.search(rest):
+        if _SEVERAL.fullmatch(braces[1]):
+            return True
+        rest = rest[: braces.start()] + rest[braces.end() :]
+    return False
 
 
 def _bare(text: str) -> str:
