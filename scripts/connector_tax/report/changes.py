@@ -40,7 +40,7 @@ SETTINGS = {
 }
 STARTS, REQUESTS = "starts", "requests at once"
 COLUMNS = (STARTS, REQUESTS, *SETTINGS)
-NOT_RECORDED, MARK = "not recorded", "*"
+NOT_RECORDED, SAME, MARK = "not recorded", "same", "*"
 _TRUTH = {"true": True, "false": False}
 _OPTION = "--kv-transfer-config"
 
@@ -82,8 +82,11 @@ def changes_of(study: StudyTables) -> Changes | None:
             absent = text.DASH
             if STARTS not in shown:
                 unstarted.append({**row, "connector": item.label})
-            of_matrix = {name: f"{words}{MARK}" for name, words in _shown(matrix, row).items()}
-            shown = of_matrix | shown
+            of_matrix = _shown(matrix, row)
+            usual = plain_of(matrix, row["model"])
+            if item.id != study.baseline and row["capacity"] == usual["capacity"]:
+                of_matrix[REQUESTS] = SAME  # its number is for another memory size
+            shown = {name: f"{words}{MARK}" for name, words in of_matrix.items()} | shown
         connectors = ", ".join(connectors_in(transfers.get(item.id))) or text.DASH
         cells = [item.label, *(shown.get(name, absent) for name in COLUMNS), connectors]
         rows.append(TableRow([*map(TableCell, cells)]))
