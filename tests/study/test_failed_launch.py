@@ -162,7 +162,8 @@ def test_void_cells_are_counted_by_cause_with_a_remedy(
     assert Launch("plain", 2, "A").folder(study_file.parent).exists()
     # Some launches of Phase A stay, so their interim analyses stay too.
     assert looks.exists()
-    assert remeasure.main([str(study_file.parent), "--launch", "plain/block2/A"]) == 0
+    overloaded = ["plain/block2/A", "plain/block3/A"]
+    assert remeasure.main([str(study_file.parent), "--launch", *overloaded]) == 0
     assert not looks.exists()
     assert looks.with_name("looks.superseded1.json").exists()
 
