@@ -285,7 +285,7 @@ def test_duration_is_not_judged_after_the_clock_was_set_back() -> None:
     ]
     cells = [
         CellFolder(CellKey("plain", 0, "A", f"r{rate}"), "valid", None, Path(), {},
-                   {"window": window}, rate, 1, 1, (*on_machines("one"),))  # type: ignore[arg-type,typeddict-item]
+                   {"window": window}, rate, 1, 1, (*on_machines("one"),))  # type: ignore[arg-type]
         for rate, window in enumerate(windows)
     ]  # fmt: skip
     study = Study(Path(), study_design())
