@@ -39,7 +39,7 @@ from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.engine.logs import STEP_PROCESSES
 from connector_tax.engine.scheduler import Sequence as Served
 from connector_tax.engine.virtual import VirtualEngine
-from connector_tax.files import read_json, sha256_file, write_bytes, write_json
+from connector_tax.files import read_json, sha256_file, write_json
 from connector_tax.linux import die_with_parent
 from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import STUDY_FIELDS, RequestRecord
@@ -308,7 +308,8 @@ def _rehearse_cell(
     logs: dict[str, Iterable[Any]] = {"requests": requests, "metrics": lines, "engine_step": steps}
     for kind, values in logs.items():
         content = msgspec.json.Encoder().encode_lines(values)
-        write_bytes(folder / paths.cell_log(kind, launch.phase, name), content)
+        # Not synced: a rehearsal's folder is temporary, and its syncs take longer than its cells.
+        (folder / paths.cell_log(kind, launch.phase, name)).write_bytes(content)
     used = ServerCpu(began_ns - 1, engine.now_ns + 1, {SERVER: cell.busy_ns / 1e9}, None)
     record: CellRecord = {
         **measured,
