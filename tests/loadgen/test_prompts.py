@@ -35,7 +35,7 @@ def test_each_prompt_is_sent_once_and_ends_the_run(load: str, tmp_path: Path) ->
     summary, bodies = run(tmp_path, f"{load} --max-tokens 9", *lines, {"prompt": "last"})
     sent = sorted((body["prompt"], body["max_tokens"]) for body in bodies)
     assert sent == sorted([*((f"p{k}", k + 1) for k in range(5)), ("last", 9)])
-    assert "all 6 prompts were used: that ended the run" in summary["notes"]
+    assert "all 6 prompts were used, which ended the run" in summary["notes"]
 
 
 def test_repeat_restarts_the_prompts(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def test_note_gives_tokens_per_event_when_events_bundle_tokens(
     assert summary["latency_ms"]["TPOT"]["n"] == 1
     printed = capsys.readouterr().out
     assert "an event brought 6.00 tokens on average" in printed
-    assert "1 of 2 without TPOT: an answer of one token, or all tokens in one read" in printed
+    assert "1 of 2 have no TPOT: they had one token, or all tokens in one read" in printed
 
 
 # ---- throughput
@@ -273,7 +273,7 @@ def test_throughput_counts_requests_and_tokens_received_in_the_window(tmp_path: 
 
 
 def test_closed_loop_throughput_counts_requests_sent_in_warm_up(tmp_path: Path) -> None:
-    """Use four places and answers of 0.7 s; the first answers end after the warm-up of 0.4 s."""
+    """Use a closed loop of four and answers of 0.7 s, which end after the warm-up of 0.4 s."""
     with serve(Pause(0.7), GOOD) as server:
         load = "--concurrency 4 --warmup 0.4 --duration 1.2"
         _, summary, _ = command(server.port, tmp_path, load)

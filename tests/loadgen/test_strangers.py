@@ -480,7 +480,7 @@ def test_run_ends_when_it_is_precise_or_the_server_is_overloaded(tmp_path: Path)
 def test_retry_after_of_a_busy_server_is_respected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run six places for 1.5 s: one pauses for long, the others for 1 s.
+    """Run a closed loop of six requests for 1.5 s; one place pauses for long, the others 1 s.
 
     The pause follows Retry-After, or the default.
     """

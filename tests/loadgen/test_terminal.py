@@ -75,7 +75,7 @@ def test_unknown_option_is_refused_in_two_lines(capsys: pytest.CaptureFixture[st
         ("--frobnicate", "--frobnicate\n"),
     ],
 )
-def test_option_of_another_client_is_refused_with_the_equivalent_here(
+def test_option_of_another_client_is_refused_with_the_equivalent_option(
     word: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -144,8 +144,8 @@ def test_trace_requests_are_sent_at_their_times_and_lengths(
     assert prompts[16][:12] == prompts[12]
     assert prompts[9][:8] == prompts[12][:8] != prompts[8]
     assert "4 requests at 2 stamps over 0.3 s (speed 2)" in printed
-    assert "all 4 requests of the trace were used: that ended the run" in printed
-    assert "2 of 4 without TPOT: an answer of one token, or all tokens in one read" in printed
+    assert "all 4 requests of the trace were used, which ended the run" in printed
+    assert "2 of 4 have no TPOT: they had one token, or all tokens in one read" in printed
 
 
 def test_prefix_cache_hits_equal_the_hash_ids_that_requests_share(

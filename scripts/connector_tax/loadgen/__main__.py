@@ -85,7 +85,7 @@ class _Signals:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One finished load; `output_failed`: a line of --output could not be written."""
+    """The result of one load. `output_failed` says whether a line of --output was not written."""
 
     summary: dict[str, Any]
     result: CellResult
@@ -100,7 +100,7 @@ def run(
     signals: _Signals,
     append: bool,
 ) -> Run:
-    """Send one load and summarise it; `append`: add to the --output file of an earlier load."""
+    """Send one load and summarise it; with `append`, add to an earlier load's --output file."""
     rule = make_rule(options, source)
     load = make_load(options, generator.target, rule, source)
     target_width = options.stop_at_precision

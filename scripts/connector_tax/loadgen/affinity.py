@@ -96,7 +96,9 @@ def plan_affinity(
     if not enable_cpu_affinity or len(cores) == 1:
         if enable_cpu_affinity:
             who = "client and server" if server_cores else "the load generator and its workers"
-            warnings.append(f"one core for {who}: these processes disturb each other; not pinned")
+            warnings.append(
+                f"one core for {who}: these processes are not pinned, and disturb each other"
+            )
         sets = (everything,) * workers
         server = everything if server_cores else ()
         return AffinityPlan(everything, sets, server, False, tuple(warnings), topology)
@@ -144,7 +146,7 @@ def _shortage(cores: int, workers: int, server_cores: int) -> str:
         how = "the load generator has one core instead of two"
     if client < 1:
         how += f", the server has {cores - 1}"
-    return f"{cores} cores, {wanted} wanted (load generator, workers, server): {how}"
+    return f"{cores} cores, but {wanted} wanted (load generator, workers, server): {how}"
 
 
 def _cpus(cores: list[Core]) -> tuple[int, ...]:
@@ -213,7 +215,7 @@ def _performance(cpu_folder: Path, allowed: set[int]) -> tuple[str | None, Calla
 
 
 def _cgroup_quota(root: Path) -> float | None:
-    """Return the CPU quota of this process's control group, version 1 or 2; None: unlimited.
+    """Return the CPU quota of this process's control group, version 1 or 2; None if unlimited.
 
     A limit at any level up to the root applies, so every level is read. Inside a container
     /proc/self/cgroup may hold the host's path; then the root of the mount is the group.

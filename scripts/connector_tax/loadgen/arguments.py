@@ -245,17 +245,17 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
     add("--no-ready-check", action="store_true", help="do not wait for the endpoint; needs --model")
     add = where.add_mutually_exclusive_group().add_argument
     add("--no-stream", action="store_true", help="request whole responses")
-    more = "further finish reason that counts as success; may be repeated"
+    more = "another finish reason that counts as success; may be repeated"
     where.add_argument("--finish-reason", action="append", default=[], metavar="NAME", help=more)
-    add("--no-usage", action="store_true", help="count events, not usage")
+    add("--no-usage", action="store_true", help="count tokens by events, not by usage")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load (--rate, --concurrency, or a file with start times)")
     kind = load.add_mutually_exclusive_group()
-    open_loop = "sessions per second, open loop; inf: all at once; may be repeated for a sweep"
+    open_loop = "sessions per second (open loop), inf for all at once; may be repeated for a sweep"
     kind.add_argument("--rate", type=float, action="append", help=open_loop)
-    doubled = "rates 1, 2, 4, ..., up to the first that saturates the server"
+    doubled = "run rates 1, 2, 4, ..., up to the first that saturates the server"
     kind.add_argument("--sweep", type=sweep, metavar="1:32", help=doubled)
     kind.add_argument("--concurrency", type=int, help="sessions kept active, closed loop")
     add = load.add_argument
@@ -265,12 +265,16 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="measured seconds [60, or until a file or --requests is used up]",
     )
-    add("--arrivals", choices=["fixed", "jittered", "poisson", "gamma"], help="for --rate")
-    add("--gamma-shape", type=float, help="for --arrivals gamma; cv is 1/sqrt(shape)")
+    add(
+        "--arrivals",
+        choices=["fixed", "jittered", "poisson", "gamma"],
+        help="arrival process of --rate",
+    )
+    add("--gamma-shape", type=float, help="shape of --arrivals gamma (cv is 1/sqrt(shape))")
     add("--rampup", type=float, help="seconds until all of --concurrency run; at least 0.2 ms each")
     add("--warmup", type=float, default=0.0, help="seconds of load before measuring")
     add("--min-completed", type=int, help="continue measuring until this many requests succeeded")
-    add("--max-duration", type=float, help="most seconds to wait for --min-completed")
+    add("--max-duration", type=float, help="longest wait for --min-completed in seconds")
     narrow = "end early once TTFT and TPOT p90 are known to ± this share of their value"
     add("--stop-at-precision", type=share_of_one, metavar="5%", help=narrow)
     add("--stop-overloaded", action="store_true", help="end when --inflight-cap is reached")
@@ -290,23 +294,23 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--session-file", type=Path, help="JSONL, one session (a graph of requests) per line"
     )
-    source.add_argument("--prompt", help="the same text in every request")
-    source.add_argument("--prompt-words", type=int, help="random words, fresh per request")
-    source.add_argument("--prompt-tokens", type=int, help="random token ids, fresh per request")
-    mooncake = "a trace (Mooncake format): its times, lengths and shared prefixes"
+    source.add_argument("--prompt", help="send this text in every request")
+    source.add_argument("--prompt-words", type=int, help="random words, new in every request")
+    source.add_argument("--prompt-tokens", type=int, help="random token ids, new in every request")
+    mooncake = "send a trace (Mooncake format) with its times, lengths and shared prefixes"
     source.add_argument("--trace", type=Path, metavar="FILE", help=mooncake)
     lines = "JSONL with prompt or messages, and max_tokens; each line is sent once"
     source.add_argument("--prompts", type=Path, metavar="FILE", help=lines)
     add = what.add_argument
     add("--repeat", action="store_true", help="start --prompts again after its last line")
-    add("--trace-speed", type=float, help="speed of the trace; 2: twice as fast")
-    add("--trace-limit", type=int, metavar="N", help="only the first N requests")
+    add("--trace-speed", type=float, help="speed of the trace; 2 is twice as fast")
+    add("--trace-limit", type=int, metavar="N", help="send only the trace's first N requests")
     add("--trace-block", type=int, help="prompt tokens per hash id")
     add(
         "--trace-words", action="store_true", help="send words instead of token ids, as with --chat"
     )
     add("--vocabulary", type=int, help="draw token ids below this number")
-    add("--max-tokens", type=int, help="most tokens of each answer")
+    add("--max-tokens", type=int, help="largest number of tokens in each answer")
     add("--ignore-eos", action="store_true", help="generate exactly --max-tokens; checked by usage")
     merged = "JSON merged into every body; null removes a key"
     add("--body", type=json_object, default={}, help=merged)
@@ -317,7 +321,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("sending and output")
     add = how.add_argument
     add("--workers", type=int, default=1, help="processes that send requests")
-    add("--connections", type=int, help="most per worker [4096, or less by ulimit -n]")
+    add("--connections", type=int, help="largest number per worker [4096, or less by ulimit -n]")
     add("--inflight-cap", type=int, help="drop due requests while this many are in flight")
     add("--timeout", type=float, default=600.0, help="seconds per request")
     add("--drain", type=float, default=60.0, help="seconds to wait for running requests at the end")
@@ -332,6 +336,6 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     add("--html", type=Path, help="write a page with curves, checks and the command")
     add("--csv", type=Path, help="write the table of latencies, one row each")
-    add("--summary", type=Path, help="JSON: configuration, checks, percentiles with intervals")
-    add("--output", type=Path, help="JSONL, a record per request, as they end (- is stdout)")
-    add("--session-output", type=Path, help="JSONL, one record per session")
+    add("--summary", type=Path, help="write configuration, checks and percentiles as JSON")
+    add("--output", type=Path, help="write a JSONL record when a request ends (- is stdout)")
+    add("--session-output", type=Path, help="write a JSONL record per session")

@@ -31,7 +31,7 @@ WRONG = {name: check.void for name, check in CHECKS.items()} | {
     "intra_session_delay_p99_ms": "requests were sent late after their parents (p99)",
     "intra_session_early_ms": "a request was sent before its parents had ended",
     "concurrent_sessions_max": "more sessions were active than requested",
-    "session_start_delay_p99_ms": "a free place was taken late (p99)",
+    "session_start_delay_p99_ms": "a free place of the closed loop was taken late (p99)",
 }
 _BUSY = "stop other programs on its CPUs, give it more CPUs, or lower the load"
 # Check -> what a user can do when it fails.

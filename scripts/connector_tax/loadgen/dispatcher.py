@@ -129,7 +129,7 @@ class Dispatcher:
         cpus: tuple[int, ...] | None,
         worker_cpus: Sequence[tuple[int, ...]] | None,
     ) -> None:
-        """Store the settings of each worker and the CPUs to use; None: any CPU.
+        """Store the settings of each worker and the CPUs to use; None allows any CPU.
 
         Args:
             cpus: for the threads of this process.

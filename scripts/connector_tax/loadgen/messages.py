@@ -32,7 +32,7 @@ FAILURES: dict[str, tuple[Status, str]] = {
     ),
     "reset_before_headers": ("error", "the connection was reset before the response began"),
     "closed_before_headers": ("error", "the server closed the connection without a response"),
-    "http_status": ("error", "the server answered with another status than 200"),
+    "http_status": ("error", "the server answered with a status other than 200"),
     "malformed_http": ("error", "the response was not valid HTTP/1.1"),
     "reset_mid_response": ("error", "the connection was reset in the middle of the response"),
     "closed_mid_response": ("error", "the server closed the connection in mid-response"),
@@ -44,9 +44,9 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "bad_finish": ("error", "the answer ended with a finish reason that does not count as success"),
     "several_choices": (
         "error",
-        "the answer had several choices, and one is measured: remove n from --body",
+        "the answer had several choices, but only one is measured: remove n from --body",
     ),
-    "not_a_stream": ("error", "the answer with status 200 was no event stream"),
+    "not_a_stream": ("error", "the answer with status 200 was not an event stream"),
     "data_after_done": ("error", "tokens followed [DONE]"),
     "missing_usage": ("error", "the response carried no token usage"),
     "missing_token_ids": ("error", "the response carried no token ids, which the session inherits"),
@@ -56,11 +56,14 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "oversized_message": ("error", "the result exceeded the message size limit between processes"),
     "internal_error": ("error", "the load generator itself failed on this request"),
     "request_timeout": ("timeout", "no complete response within the request timeout"),
-    "drain_timeout": ("timeout", "still running when the drain time after the window was over"),
+    "drain_timeout": ("timeout", "the request was still running at the end of the drain time"),
     "session_failed": ("cancelled", "an earlier request of the same session failed"),
-    "run_ended": ("cancelled", "not sent: the run ended before it was due"),
+    "run_ended": ("cancelled", "the request was not sent: the run ended before its due time"),
     "interrupted": ("cancelled", "the run was interrupted by the user"),
-    "inflight_cap": ("dropped", "due while the in-flight cap was reached; not sent"),
+    "inflight_cap": (
+        "dropped",
+        "the request was not sent: the in-flight cap was reached when it was due",
+    ),
 }
 
 
@@ -89,7 +92,7 @@ PAUSE_LIMITS_NS = (100_000_000, 86_400_000_000_000)
 TOLERATED: dict[Tolerated, str] = {
     "no_done": "the stream ended in order and with a finish reason, but without [DONE]",
     "not_closed": "the stream sent [DONE], but did not end or was truncated",
-    "prompt_length": "the server counted another number of prompt tokens than were sent",
+    "prompt_length": "the server counted more or fewer prompt tokens than were sent",
 }
 
 

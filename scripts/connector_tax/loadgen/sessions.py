@@ -34,7 +34,7 @@ Prompt = str | list[int] | Messages
 
 
 class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An edge to a node that must end first; `history`: its turns are inherited."""
+    """An edge to a node that must end first; with `history`, its turns are inherited."""
 
     node: str
     history: bool = True

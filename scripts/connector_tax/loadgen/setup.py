@@ -168,7 +168,7 @@ def make_load(options: argparse.Namespace, target: Target, rule: CellRule, sourc
 
 
 def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> NDArray[np.int64]:
-    """Return the arrivals of --rate in ns: at most `count`, up to the run's longest duration."""
+    """Return arrival times (ns) at --rate: at most `count`, none after the longest duration."""
     wanted = min(options.rate * rule.schedule_s, math.inf if count is None else count)
     if math.isinf(wanted):
         raise ValueError("--rate inf needs --requests, --session-file or --prompts")

@@ -109,12 +109,12 @@ def notes(summary: Summary) -> list[str]:
     ok, shared = summary["ok"], summary["first_token_shared"]
     lines = [f"{count} of {ok}: {TOLERATED[name]}" for name, count in summary["tolerated"].items()]
     if summary["counted_by_client"]:
-        counted = f"{summary['counted_by_client']} of {ok} without usage: tokens are"
+        without = f"{summary['counted_by_client']} of {ok} have no usage"
         lines.append(
-            f"{counted} counted by events: too few where two tokens share an event, one too many "
-            "where the last event holds no token"
+            f"{without}, so tokens are counted by events: too few if two tokens share an event, "
+            "one too many if the last event holds no token"
             if not summary["configuration"]["no_stream"]
-            else f"{counted} not known"
+            else f"{without}: their tokens are not known"
         )
     if shared > SHARED_FIRST_MAX * ok:
         lines.append(
@@ -125,7 +125,7 @@ def notes(summary: Summary) -> list[str]:
     timed = summary["latency_ms"].get("TPOT", {"n": 0})["n"]
     if ok > timed and not summary["configuration"]["no_stream"]:
         lines.append(
-            f"{ok - timed} of {ok} without TPOT: an answer of one token, or all tokens in one read"
+            f"{ok - timed} of {ok} have no TPOT: they had one token, or all tokens in one read"
         )
     lines += _token_notes(summary)
     if summary["paused"] and summary["configuration"]["concurrency"] is not None:
@@ -134,7 +134,7 @@ def notes(summary: Summary) -> list[str]:
             "Retry-After requests: fewer requests were in flight than --concurrency"
         )
     if summary["retried"]:
-        lines.append(f"{summary['retried']} retried: a pooled connection was closed")
+        lines.append(f"{summary['retried']} were retried, since a pooled connection was closed")
     if summary["waited_for_connection"]:
         lines.append(f"{summary['waited_for_connection']} waited for a connection (--connections)")
     return [*lines, *summary["notes"]]

@@ -45,7 +45,7 @@ class Source:
 
     @property
     def limit(self) -> int | None:
-        """Return the number of sessions; None: unlimited."""
+        """Return the number of sessions; None if unlimited."""
         return None if len(self.sessions) >= MANY else len(self.sessions)
 
     def first(self, count: int) -> Sessions:
@@ -61,7 +61,7 @@ class Source:
         if self.limit is None or started > self.size:
             return f"{started} requests from {self.size} {self.kind}, repeated in turn"
         if started == self.size:
-            return f"all {self.size} {self.kind} were used: that ended the run"
+            return f"all {self.size} {self.kind} were used, which ended the run"
         return f"{started} of {self.size} {self.kind} were used before the run ended"
 
 
@@ -86,7 +86,8 @@ def read_source(options: argparse.Namespace, target: Target) -> Source:
     elif options.prompt_tokens is not None:
         if target.chat:
             raise ValueError(
-                "--prompt-tokens makes ids; a chat endpoint takes text: use --prompt-words"
+                "--prompt-tokens makes token ids, but a chat endpoint takes text; use "
+                "--prompt-words"
             )
         prompt_of = _drawn(random_tokens(stream, options.prompt_tokens, 0, options.vocabulary))
     node = Node("0", options.prompt or "", options.max_tokens)
@@ -118,8 +119,8 @@ def _check_prompts(sessions: list[Session], target: Target) -> None:
         for node in session.nodes:
             if not isinstance(node.prompt, str):
                 raise ValueError(
-                    f"session {session.id!r}, node {node.id!r}: the prompt is token ids; a chat "
-                    "endpoint takes text"
+                    f"session {session.id!r}, node {node.id!r}: the prompt is token ids, but a "
+                    "chat endpoint takes text"
                 )
 
 

@@ -575,7 +575,7 @@ def text_of(choice: Choice) -> str:
 
 
 def decode_response(payload: bytes, exact: bool = False) -> Response:
-    """Decode a chunk or a whole response; `exact`: require valid UTF-8, because the text is used.
+    """Decode a chunk or a whole response; with `exact`, require valid UTF-8 (the text is used).
 
     Raises:
         RequestFailed: `malformed_event` for anything else, `error_event` for an error object:

@@ -81,7 +81,7 @@ def make_offsets(
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} is {value!r}; it must be a positive number")
     if (kind == "gamma") != (gamma_shape is not None):
-        raise ValueError(f"gamma_shape is {gamma_shape!r} for kind {kind!r}; only gamma takes it")
+        raise ValueError(f"gamma_shape is {gamma_shape!r} for kind {kind!r}; only gamma has one")
     if gamma_shape is not None and not (math.isfinite(gamma_shape) and gamma_shape > 0):
         raise ValueError(f"gamma_shape is {gamma_shape!r}; it must be a positive number")
     generator = named_generator(seed)
@@ -186,7 +186,7 @@ class _State:
 
 
 class Ready(NamedTuple):
-    """A request to send at `due_ns` (WAITS: when it gets a place); `name` is the session's name."""
+    """A request of session `name` to send at `due_ns`, or when it gets a place (WAITS)."""
 
     due_ns: int
     session: int
@@ -440,7 +440,7 @@ class ClosedSingles(_OneByOne):
         return min(self._places, self._handed - self._ended)
 
     def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:  # noqa: ARG002
-        """Return requests with places due by `horizon_ns`, and requests that wait for a place."""
+        """Return requests that have a place by `horizon_ns`, and requests that wait for one."""
         ready: list[Ready] = []
         while not self.exhausted:
             place_ns = self.next_ns(horizon_ns)
@@ -460,7 +460,7 @@ class ClosedSingles(_OneByOne):
         return left > self._target - self._places and waiting < most
 
     def next_ns(self, now_ns: int) -> int | None:  # noqa: ARG002
-        """Return when the next place is due; None if all places are taken."""
+        """Return when the closed loop may send one more request; None if all places are taken."""
         return self._admission(self._handed, self._places, 0)
 
 

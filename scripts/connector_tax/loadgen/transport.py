@@ -176,7 +176,7 @@ class InFlight:
             self._counts = counts.cast("q")
 
     def limit(self, cap: int) -> None:
-        """Allow `cap` requests in flight, including those in flight now; 0: no limit."""
+        """Allow `cap` requests in flight, including those in flight now; 0 means no limit."""
         free = max(0, (cap or _SEM_VALUE_MAX) - self.count())
         _sem_init(self._address, 1, free)
 
