@@ -103,13 +103,13 @@ def test_answer_without_a_valid_cell_has_a_reason_in_place_of_a_number(tmp_path:
     known = answer(CANNOT_TELL, tmp_path)
     vars(known.taxes[0])["estimate"] = None
     none = replace(known, void=void)
-    line = "candidate: no number: every cell is void: short answers"
+    line = "candidate: no number, since every cell is void: short answers"
     assert none.text().splitlines()[0] == line
     assert none.status([]) == STATUS[NO_NUMBER]
     vars(known.taxes[0])["reason"] = "one read"
     line = "candidate: TTFT no number: one read"
     assert replace(none, void={}).text().splitlines()[0] == line
-    line = "candidate: no number: every cell is void: baseline: busy"
+    line = "candidate: no number, since every cell is void: baseline: busy"
     assert replace(none, void={"baseline": "busy"}).text().splitlines()[0] == line
 
 

@@ -118,7 +118,7 @@ KEYED = {"--api-key-env": "MY_TOKEN"}
             {"--candidate": 'serve --c {"a":True,"b":{port}}'},
             """for one word: '{"a":True,"b":{port}}'""",
         ),
-        ({"--baseline": "serve $FLAGS {port}"}, "makes several words of it, and a command is"),
+        ({"--baseline": "serve $FLAGS {port}"}, "splits into several words, and a command is"),
         ({"--baseline": "serve --x=${FLAGS} {port}"}, 'for one word: "${FLAGS}"'),
         ({"--baseline": "serve {port} # fast"}, "found #, and a command is started without"),
         ({"--candidate": "serve {port} $NO_SUCH"}, "found $NO_SUCH, which is not set"),

@@ -155,7 +155,9 @@ def test_comparison_uses_the_degrees_of_freedom_of_each_study(a: Path, b: Path) 
     assert row.error_df == pytest.approx(whole, rel=1e-6)
 
 
-def test_percentile_of_zero_has_no_ratio_and_a_reason(a: Path, b: Path, tmp_path: Path) -> None:
+def test_percentile_equal_to_zero_has_no_ratio_and_a_reason(
+    a: Path, b: Path, tmp_path: Path
+) -> None:
     one = shutil.copytree(a, tmp_path / "one")
     zeros = dict.fromkeys(("tpot_p90_ms", "tpot_p90_lo_ms", "tpot_p90_hi_ms"), "0.0")
 
@@ -171,7 +173,9 @@ def test_percentile_of_zero_has_no_ratio_and_a_reason(a: Path, b: Path, tmp_path
     assert "tpot_p90 is 0" in zero.reason
 
 
-def test_constant_resources_are_compared_exactly_and_others_with_an_error(a: Path, b: Path) -> None:
+def test_constant_resources_are_compared_exactly_and_others_with_a_standard_error(
+    a: Path, b: Path
+) -> None:
     rows = compare_rows(*(StudyTables(root / "study.json") for root in (a, b)))
     by_name = {r.metric: r for r in rows if (r.quantity, r.config) == ("resource", "nixl_both")}
     assert (by_name["kv_blocks"].verdict, by_name["kv_blocks"].effect) == (LESS, 1.0)

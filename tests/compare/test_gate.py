@@ -75,7 +75,7 @@ def test_tables_without_standard_errors_are_refused_in_one_line(
     edit_csv(tmp_path / "analysis" / "effects.csv", of_method_1)
     assert gate(tmp_path, [5.0], ["nixl_both"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
-    assert "has tables of method 1, without standard errors; finish the study, or `connec" in line
+    assert "has tables of method 1, without standard errors; finish the study, or run `c" in line
 
 
 def checked(folder: Path, *bounds: Bound) -> list[BoundCheck]:

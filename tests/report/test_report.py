@@ -210,7 +210,7 @@ def test_report_names_costs_below_the_margin_and_the_blocks_needed_to_decide(
     assert "● less than 3%" in text
     assert "● costs, less than 3%" in text
     assert "Undecided: LMCache (TTFT p50 12, TPOT p50 over 100). In brackets" in text
-    assert "this one has 3, and a block takes" in text
+    assert "This study has 3, and a block takes" in text
 
 
 def test_report_names_the_largest_cost_of_each_metric_and_differing_huber_verdicts(

@@ -246,7 +246,7 @@ def _dry_run(options: argparse.Namespace, root: Path, line: Line) -> int:
 
 
 def _stop(*_: object) -> None:
-    """Stop at the first signal, and ignore further signals during the clean-up."""
+    """Stop at the first signal, and ignore later signals during the clean-up."""
     for number in STOPPING:
         # Not SIG_IGN, which child processes would inherit.
         signal.signal(number, lambda *_: None)
@@ -580,8 +580,8 @@ def _run_block(
         raise Failed(f"block {block + 1} ended with status {status}: {_end_of(log)}")
     cells = (cell for cell in StudyFolder(study).cells("A") if cell.key.block == block)
     if void := [cell for cell in cells if cell.status == "void"]:
-        count = "1 cell" if len(void) == 1 else f"{len(void)} cells"
-        line.say(f"note: {count} of block {block + 1} void: {why_void(void[0])}")
+        count = "1 void cell" if len(void) == 1 else f"{len(void)} void cells"
+        line.say(f"note: block {block + 1} has {count}: {why_void(void[0])}")
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:

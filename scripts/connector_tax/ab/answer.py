@@ -86,7 +86,7 @@ class Answer:
             taxes = [tax for tax in self.taxes if tax.config == name]
             label = self.tables.label(name)
             if why := self._void(name):
-                lines.append(f"{label}: no number: every cell is void: {why}")
+                lines.append(f"{label}: no number, since every cell is void: {why}")
                 continue
             lines.append(f"{label}: {'; '.join(map(self._size_and_verdict, taxes))}")
             lines.append(f"  besides: {self._besides(name)}")
@@ -121,8 +121,8 @@ class Answer:
         lines = []
         if share := traffic["repeated_share"]:
             lines.append(
-                f"{share:.0%} of the prompt tokens repeat earlier ones: the result includes the"
-                " cost and gain of reuse; --shape sends prompts without repetition"
+                f"{share:.0%} of the prompt tokens repeat earlier ones, so the result includes the"
+                " cost and gain of reuse. --shape sends prompts without repetition."
             )
         if self.hits:
             hits = ", ".join(

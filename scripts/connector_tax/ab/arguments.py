@@ -39,12 +39,17 @@ BASELINE = "baseline"
 MOST_IN_FLIGHT = 1024
 OWN_VARIABLES = {
     "PYTHONPATH": "give the folders by --pythonpath; they are prepended to PYTHONPATH",
-    STEP_LOG_VARIABLE: "ab sets it, for the step probe",
+    STEP_LOG_VARIABLE: "ab sets this variable for the step probe",
 }
-EPILOG = """exit status: 0 answered (with --max: every cost is below it), 1 a cost is above it,
-2 cannot tell, 3 a cost has no number or no verdict, or a failure (named in the last line),
-64 the command line is wrong, 130 stopped.
-The same command resumes a stopped comparison, and prints the answer of a finished one."""
+EPILOG = """exit status:
+  0    answered; with --max every cost is below its bound
+  1    a cost is above its bound (--max)
+  2    cannot tell
+  3    a cost has no number or no verdict, or the command failed (the last line says why)
+  64   the command line is wrong
+  130  stopped
+
+Repeat the same command to resume a stopped comparison, or to print the answer of a finished one."""
 _NAMED = re.compile(r"([a-z][a-z0-9_]{0,39})=(.*)", re.DOTALL)
 # A name, valid or not.
 _BEGUN = re.compile(r"([\w.-]+)=")
@@ -84,7 +89,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                          help="environment variable for both servers; ~ is expanded as in a shell's"
                          " assignment")  # fmt: skip
     servers.add_argument("--pythonpath", action="append", default=[], metavar="FOLDER",
-                         help="prepended to PYTHONPATH of both servers")  # fmt: skip
+                         help="folder to prepend to both servers' PYTHONPATH")  # fmt: skip
     servers.add_argument("--api-key-env", metavar="NAME",
                          help="variable that holds the servers' API key; the key is sent, and"
                          " recorded nowhere")  # fmt: skip
@@ -105,14 +110,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         " tokens/s, too")  # fmt: skip
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--shape", type=_shape, metavar="INxOUT",
-                      help="random prompts; input and output tokens, such as 2048x128")  # fmt: skip
+                      help="random prompts with these input and output tokens")  # fmt: skip
     what.add_argument("--trace", type=Path, metavar="FILE",
-                      help="a trace (Mooncake format): its times, lengths and shared prefixes, cut"
-                      " so that three blocks fit --minutes")  # fmt: skip
+                      help="send a trace (Mooncake format) with its times, lengths and shared"
+                      " prefixes; it is cut so that three blocks fit --minutes")  # fmt: skip
     what.add_argument("--prompts", type=Path, metavar="FILE",
-                      help="JSONL with prompt or messages, and max_tokens: each is sent once in a"
-                      " launch")  # fmt: skip
-    add("--trace-speed", type=_positive, metavar="X", help="speed of --trace; 2: twice as fast [1]")
+                      help="JSONL with prompt or messages, and max_tokens; each line is sent once"
+                      " in a launch")  # fmt: skip
+    add("--trace-speed", type=_positive, metavar="X",
+        help="speed of --trace; 2 is twice as fast [1]")  # fmt: skip
     add("--trace-block", type=_count, metavar="N",
         help=f"prompt tokens per hash id of --trace [{BLOCK}]")  # fmt: skip
     add("--max-tokens", type=_count, metavar="N",
@@ -239,7 +245,7 @@ def _check_throughput(parser: AnsweringParser, options: argparse.Namespace) -> N
     """Check the limits of goodput, and reject a throughput metric that the schedule fixes."""
     options.goodput = [limit for limits in options.goodput for limit in limits]
     if len(dict(options.goodput)) < len(options.goodput):
-        parser.error("--goodput: the same latency is given twice; allowed: each once")
+        parser.error("--goodput: the same latency is given twice; allowed: each latency once")
     options.goodput = dict(options.goodput)
     for metric in options.metric:
         if metric == "goodput" and not options.goodput:

@@ -129,7 +129,7 @@ def block_s(options: argparse.Namespace, load: Load, startup_s: float, life_s: f
 
 
 def planned_blocks(options: argparse.Namespace, each_s: float) -> int:
-    """Return the number of blocks: --blocks, or as many of `each_s` s as --minutes allows."""
+    """Return --blocks, or the number of blocks of `each_s` seconds that fit into --minutes."""
     if options.blocks is not None:
         return int(options.blocks)
     fitting: int = math.floor(options.minutes * 60 / each_s)

@@ -185,7 +185,7 @@ def _of_prompts(
     shape = round(np.mean([words for words, _ in sizes])), round(np.mean(lengths))
     least = math.floor(0.6 * window_s * rate)
     cell = _cell(warmup_s, (window_s, cap_s), least, rate, life_s)
-    note = f"prompts: {count} of {len(prompts)}, each sent once in a launch, over {cap_s:.0f} s"
+    note = f"a launch sends {count} of {len(prompts)} prompts, each of them once, in {cap_s:.0f} s"
     return Load(
         [rate], (max(1, shape[0]), max(2, shape[1])), None, cell, traffic, b"".join(lines), (note,)
     )

@@ -75,7 +75,7 @@ def checks_of(
 
 
 def junit(study: str, checks: Sequence[BoundCheck]) -> bytes:
-    """Return checks as JUnit XML: failure if above, error without number, skipped if undecided."""
+    """Return checks as JUnit XML: failures (above), errors (no number), skips (undecided)."""
     counts = {result: sum(c.result == result for c in checks) for result in STATUS}
     suite = ElementTree.Element(
         "testsuite", name=f"connector-tax gate {study}", tests=str(len(checks)),

@@ -60,7 +60,8 @@ def opened(path: Path, status: int = 2) -> Iterator[StudyTables]:
     if "error" not in text.partition("\n")[0].split(","):
         why = "has tables of method 1, without standard errors" if text else "has no tables"
         raise ArtifactError(
-            f"{tables.root}: {why}; finish the study, or `connector-tax aggregate --study {file}`"
+            f"{tables.root}: {why}; finish the study, or run `connector-tax aggregate --study "
+            f"{file}`"
         )
     yield tables
 

@@ -188,7 +188,10 @@ def limits(study: StudyTables) -> str:
         )
     here = "It does not cover transfers between servers, or other models, loads or machines."
     if engine.get("device") == "cpu":
-        return f"The model and connectors' threads share CPU cores: no number of a GPU. {here}"
+        return (
+            "The model and the connectors' threads share CPU cores: no number describes a GPU."
+            f" {here}"
+        )
     return here
 
 
@@ -254,8 +257,8 @@ def _undecided(study: StudyTables, chosen: Sequence[Compared]) -> str:
     valid = sorted({row.n_blocks or 0 for _, rows in chosen for row in rows})
     had = f"{valid[0]}" if len(valid) == 1 else f"{valid[0]} to {valid[-1]}"
     return (
-        f"undecided: {names}. In brackets: the blocks that decide it in {POWER:.0%} of studies;"
-        f" this one has {had}, and a block takes {_block_minutes(study)} min"
+        f"undecided: {names}. In brackets: the number of blocks that decides it in {POWER:.0%} of"
+        f" studies. This study has {had}, and a block takes {_block_minutes(study)} min"
     )
 
 
@@ -312,7 +315,7 @@ def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord
             continue
         question, supported, refuted = QUESTIONS[name]
         meaning = {"supported": f"It means: {supported}.", "refuted": f"It means: {refuted}."}.get(
-            item["verdict"], f"Supported, it would mean: {supported}; refuted: {refuted}."
+            item["verdict"], f"If supported: {supported}. If refuted: {refuted}."
         )
         if name == "H5" and (waits := other_waits(study)):
             item = {**item, "sentence": f"{item['sentence']} {waits}."}

@@ -357,7 +357,7 @@ def resources_missing(study: StudyTables) -> str | None:
 
 
 def device_steps(study: StudyTables) -> list[StepTable]:
-    """Return an emulated device's steps at each reference rate, by batch size, all sizes first."""
+    """Return an emulated device's steps at each reference rate, in total and by batch size."""
 
     def of_one_size(key: tuple[str, str]) -> bool:
         return StepGroup.of(key[0]).batch != ALL_SIZES

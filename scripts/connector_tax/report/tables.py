@@ -15,7 +15,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell's text and its number for sorting; None: sort by the text.
+    """A cell's text and its number for sorting; without a number it sorts by its text.
 
     `verdict` is the row behind a verdict that depends on the margin.
     """
