@@ -150,7 +150,7 @@ def other_table(content: bytes, only: str | None = None) -> Edit:
 
 
 def columns(files: list[Any], shapes: list[str], *lines: bytes) -> bytes:
-    """Return a table with these files, shapes and further lines."""
+    """Return a table with these files and shapes, and with added lines."""
     return b"\n".join([json.dumps({"files": files, "shapes": shapes}).encode(), *lines])
 
 

@@ -141,7 +141,7 @@ def table_changed(name: str, change: Callable[[list[dict[str, str]]], object]) -
 def csv_field(
     name: str, column: str, value: str, row: int = 0, given: bool = True, **where: str
 ) -> Tamper:
-    """Change `column` in the n-th row that matches `where`; `given`: if the field has a value."""
+    """Change `column` in the n-th row that matches `where` and has a value there (`given`)."""
 
     def change(table: list[dict[str, str]]) -> None:
         matching = [

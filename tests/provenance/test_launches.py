@@ -134,7 +134,7 @@ TORN: dict[str, tuple[Callable[[Attempts], None], str, str]] = {
         elsewhere("engine_files", {PYTHON: FILES[PYTHON] | {"sources_sha256": "07e5"}}),
         "device", "two environments .*07e5"),
     "another vLLM than step timing was proved on": (
-        other_than_proved, "device", "sources are 07e5, 50ce where step timing was proved"),
+        other_than_proved, "device", "sources are 07e5, but 50ce where step timing was proved"),
     "resumed elsewhere": (killed_and_resumed_elsewhere, "device", "measured on .*machine-b"),
 }  # fmt: skip
 

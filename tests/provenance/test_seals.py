@@ -95,12 +95,12 @@ PICTURE = "`fig9_forest.png` "
 @pytest.mark.parametrize(
     ("pattern", "text", "message"),
     [
-        (rf"{PICTURE}\w+", PICTURE + "0" * 64, f"fig9_forest.png has .* listed is {'0' * 64}"),
-        (rf"{PICTURE}\w+, ", "", "fig9_forest.png has .* listed is None"),
-        ("^Pictures: ", "Pictures: `x.png` 0, ", "x.png has sha256 None, listed is 0"),
+        (rf"{PICTURE}\w+", PICTURE + "0" * 64, f"fig9_forest.png has .* but {'0' * 64} is listed"),
+        (rf"{PICTURE}\w+, ", "", "fig9_forest.png has .* but None is listed"),
+        ("^Pictures: ", "Pictures: `x.png` 0, ", "x.png has sha256 None, but 0 is listed"),
         ("^Pictures: ", "Pictures: of 8x H100, ", "the line contains more"),
         ("^Pictures: ", "Pictures: of 8x H100.\n\nPictures: ", "malformed"),
-        ("^Pictures: .*\n\n", "", "listed is None"),
+        ("^Pictures: .*\n\n", "", "but None is listed"),
     ],
 )
 def test_manifest_md_names_the_pictures_of_the_study(

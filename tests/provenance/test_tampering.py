@@ -249,11 +249,11 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "what was served of a shape": (
             json_value(
                 "preflight/shape_rates.json", "shapes", "512x16", "completed_s", value=[0.001]),
-            r"512x16: most_rps is [\d.]+, what was served gives 500",
+            r"512x16: most_rps is [\d.]+, but what was served gives 500",
         ),
         "a shape's rate": (
             json_value("preflight/shape_rates.json", "shapes", "512x16", "most_rps", value=35.0),
-            r"512x16: most_rps is 35\.0, what was served gives [\d.]+",
+            r"512x16: most_rps is 35\.0, but what was served gives [\d.]+",
         ),
         "a rate of the design": (
             json_value("study.json", "config", "cell", "floor_s", value=60),
@@ -266,7 +266,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "the run order": value("study.json", "run_order", "A", 1, "config", value="plain"),
         "the engine's label": (
             json_value("study.json", "engine_label", value="real vLLM, GPU"),
-            "engine_label 'real vLLM, GPU', the engine is 'embedded'",
+            "engine_label is 'real vLLM, GPU', but the engine is 'embedded'",
         ),
         "an embedded study relabelled": (
             by.relabelled, r"study\.emulated: published False, made again True"),
@@ -327,7 +327,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a link with another number": (
             by.links(by.set_in(-1, "number", 1)), "link .* has the number 1"),
         "a link gone": (by.links(by.delete(4)), "link 4 follows .*, not link 3"),
-        "the last links gone": (by.links(by.last_links_gone), "has none of this launch"),
+        "the last links gone": (by.links(by.last_links_gone), "has no link of this launch"),
     },
     "records": {
         "a success hidden": (
@@ -400,7 +400,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             records("requests", by.delete(7)), r"requests\[7\]\.seq: published 8, made again 7"),
         "a request put in, hashes forged": (
             records("requests", lambda r: r.append({**r[-1], "seq": len(r)})),
-            r"\d+ requests, the seed gives \d+",
+            r"\d+ requests, but the seed gives \d+",
         ),
         "a success without a stamp": (
             records("requests", set_in(4, "t_headers_ns", None)), "seq 4: a success lacks a stamp"),

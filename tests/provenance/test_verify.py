@@ -77,7 +77,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def changed(unpacked: Path, tmp_path: Path, name: str, *more: str) -> Path:
-    """Copy the folder: these files as copies, all others as links; return the path of `name`."""
+    """Copy these files of the folder, and link all others; return the path of `name`."""
     folder = tmp_path / "archive"
     shutil.copytree(unpacked, folder, copy_function=lambda a, b: Path(b).symlink_to(a))
     for own in (name, *more, "verify.py"):

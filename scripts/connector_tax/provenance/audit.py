@@ -335,7 +335,7 @@ def _launch(launch: LaunchFolder, link: SealLink | None) -> Iterator[str]:
         yield "index.json is missing"
         return
     if link is None:
-        yield f"index.json names link {index.seal}, {paths.SEALS} has none of this launch"
+        yield f"index.json names link {index.seal}, but {paths.SEALS} has no link of this launch"
         return
     there = sha256_below(launch.folder)
     if there.pop(paths.INDEX) != link["index_sha256"]:
@@ -359,7 +359,7 @@ def check_archive(root: Path, manifest: Path, ledger: Ledger) -> None:
     wrong = (
         []
         if listed_sha256 == actual_sha256
-        else [f"sha256 is {actual_sha256}, {manifest.name} names {listed_sha256}"]
+        else [f"sha256 is {actual_sha256}, but {manifest.name} names {listed_sha256}"]
     )
     doubt = "" if listed_sha256 else f"{manifest.name} names no archive of study {header['study']}"
     ledger.check("archive", "file", wrong, f"the file that {manifest.name} names", doubt)

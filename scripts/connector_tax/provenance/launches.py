@@ -97,7 +97,7 @@ def _design(study: Study) -> Iterator[str]:
     emulated = document["emulated"] or config["engine"].get("device") == "emulated"
     if ("emulated" in document["engine_label"]) != emulated:
         label, named = document["engine_label"], config["engine"]["kind"]
-        yield f"engine_label {label!r}, the engine is {named!r}"
+        yield f"engine_label is {label!r}, but the engine is {named!r}"
 
 
 def _shape_rates(study: Study) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _shape_rates(study: Study) -> Iterator[str]:
     for name, shape in shapes.items():
         most = most_of_shape(section["max_share"], shape["completed_s"])
         if shape["most_rps"] != most:
-            yield f"{name}: most_rps is {shape['most_rps']}, what was served gives {most}"
+            yield f"{name}: most_rps is {shape['most_rps']}, but what was served gives {most}"
 
 
 def _environment(study: Study) -> Iterator[str]:
@@ -352,4 +352,4 @@ def _devices(folder: StudyFolder) -> Iterator[str]:
     files = next((node["engine_files"] for cell in cells for node in cell.nodes), {})
     ran = files[python]["sources_sha256"] if python in files else None
     if None not in (proved, ran) and proved != ran:
-        yield f"vLLM's sources are {ran}, {proved} where step timing was proved"
+        yield f"vLLM's sources are {ran}, but {proved} where step timing was proved"

@@ -272,12 +272,12 @@ def pictures_of(digests: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrong_pictures(body: str, digests: Mapping[str, str]) -> Iterator[str]:
-    """Yield the errors in the section's line of pictures; `digests`: SHA-256 by file name."""
+    """Yield the errors in the section's line of pictures, given their SHA-256 by file name."""
     (line,) = re.findall(r"^Pictures: .*$", body, re.MULTILINE) or [""]
     listed = dict(re.findall(r"`([^`]+)` (\w+)", line))
     for name in sorted({*listed, *digests}):
         if listed.get(name) != digests.get(name):
-            yield f"{name} has sha256 {digests.get(name)}, listed is {listed.get(name)}"
+            yield f"{name} has sha256 {digests.get(name)}, but {listed.get(name)} is listed"
     if listed == digests and line != pictures_line(digests):
         yield "the line contains more than the SHA-256 of each picture"
 

@@ -199,7 +199,7 @@ def _requests(records: Records) -> Iterator[str]:
             yield "the requests are out of order, repeated, or more than were planned"
             return
     elif len(records.requests) != len(records.due_ns):
-        yield f"{len(records.requests)} requests, the seed gives {len(records.due_ns)}"
+        yield f"{len(records.requests)} requests, but the seed gives {len(records.due_ns)}"
     recorded, again = list[Line](), list[Line]()
     for place, request in enumerate(records.requests[: None if closed else len(records.due_ns)]):
         number, arrival = request["seq"] if closed else place, request["t_intended_ns"]
@@ -262,7 +262,7 @@ def _identities(records: Records) -> Iterator[str]:
             total = sum(step[name] for step in records.scheduler)
             if total < wanted or (exact and total != wanted):
                 least = "" if exact else "at least "
-                yield f"{name} of the steps add up to {total}, the requests had {least}{wanted}"
+                yield f"{name} of the steps add up to {total}, but the requests had {least}{wanted}"
     pages = []
     for scrape in (records.metrics[0], records.metrics[-1]):
         page = series_of(scrape["raw"])
@@ -290,7 +290,7 @@ def _no_client_is_faster(
         seen = np.searchsorted(slowed, float(bound), side="right")
         if seen > served:
             comparison = (
-                f"{seen} requests took at most {bound} s at the client, only {served:g} at the"
+                f"{seen} requests took at most {bound} s at the client, but only {served:g} at the"
             )
             yield f"{name}: {comparison} server: {faster}"
             return

@@ -196,7 +196,7 @@ def check_looks(root: Path, made: Path, claims: Claims) -> None:
 
 
 def check_views(root: Path, ledger: Ledger) -> None:
-    """Check, in one line, whether the folder's pictures and report are the published files.
+    """Check whether pictures and report equal the published files; add one line to `ledger`.
 
     `replot` redraws an archive's views with the local code and processor. Views are not claims, so
     the audit lists changed views but does not fail for them.

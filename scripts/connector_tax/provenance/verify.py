@@ -829,7 +829,7 @@ def flat(where: str, value: Any) -> Row:
 
 
 def same(published: Any, again: Any) -> bool:
-    """Return whether a published value, or its text in a CSV, equals the value computed here."""
+    """Return whether a published value, or its text in a CSV, equals the recomputed value."""
     if again in (None, "", -math.inf, math.inf) or published in (None, ""):
         return published in (None, "") and again in (None, "", -math.inf, math.inf)
     if isinstance(again, str | bool):
@@ -901,10 +901,9 @@ def verify(root: Path) -> int:
     if method != METHOD:
         others = [p for p in differ if p.startswith((" taxes ", " hypotheses.json "))]
         differ = [place for place in differ if place not in {*others}]
-        say(
-            f"analysed by method {method}, this file computes method {METHOD}: {len(others)} values"
-        )
-        say("of taxes and hypotheses differ for that or another reason; replot compares verdicts")
+        say(f"analysed by method {method}, but this file computes method {METHOD}. For that or")
+        say(f"another reason, {len(others)} values of taxes and hypotheses differ.")
+        say("replot compares the verdicts.")
     for place in differ:
         say(f"DIFFERS{place}: published {listed.get(place)}, recomputed {recomputed[place]}")
     print(f"\n{len(recomputed):,} values, {len(differ)} differ.\n{NOT_CHECKED}")
