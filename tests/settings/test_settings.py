@@ -235,10 +235,10 @@ def test_untried_version_and_cpu_platform_are_reported(
     head = MESSAGES[0] | {"version": "9.9.9", "platform": "cpu", "device": "cpu"}
     _, out, _ = _answer(capsys, "--python", _replayed(tmp_path, [head, *MESSAGES[1:]]), *TINY)
     assert out.startswith("the CPU platform: block sizes and numbers of blocks differ from a GPU")
-    assert "the whole matrix was not tried on vLLM 9.9.9 by this project; the proof passed" in out
+    assert "this project has not tried the whole matrix on vLLM 9.9.9; the proof passed" in out
     tried = MESSAGES[0] | {"version": "0.33.0+cpu"}
     _, out, _ = _answer(capsys, "--python", _replayed(tmp_path, [tried, *MESSAGES[1:]]), *TINY)
-    assert "was not tried" not in out
+    assert "has not tried" not in out
 
 
 def test_program_that_ends_early_is_reported_with_its_last_lines(
@@ -372,8 +372,8 @@ def test_bar_in_a_name_adds_no_markdown_column() -> None:
         (["--gpu", "h100", "--python", "python3"], "not allowed with"),
         (["--kv-gib", "0"], "allowed: a number above 0"),
         (["--kv-gib", "nan"], "allowed: a number above 0"),
-        (["--tp", "0"], "allowed: a whole number from 1"),
-        (["--max-model-len", "8k"], "allowed: a whole number from 1"),
+        (["--tp", "0"], "allowed: a whole number of at least 1"),
+        (["--max-model-len", "8k"], "allowed: a whole number of at least 1"),
         (["--connector", "MultiConnector"], "name them in --kv-transfer-config"),
         (["--connector", "A", "--connector", "A"], "found 'A' twice"),
         (["--kv-transfer-config", "{"], "is not JSON"),
@@ -399,7 +399,7 @@ def test_bar_in_a_name_adds_no_markdown_column() -> None:
                 *("--kv-transfer-config", '{"kv_connector": "A"}'),
                 *("--kv-transfer-config", '{"kv_connector":  "A"}'),
             ],
-            '--kv-transfer-config: found \'{"kv_connector": "A"}\' twice; allowed: each once',
+            '--kv-transfer-config: found \'{"kv_connector": "A"}\' twice; allowed: each name once',
         ),
         (["--python", ""], "--python: found ''; allowed: a Python that has vLLM"),
         (["--model", "x" * 300], "File name too long"),

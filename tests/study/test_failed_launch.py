@@ -1,5 +1,6 @@
-"""Test failed and skipped launches: plain ends the run at once, others at its end; a rerun
-completes it.
+"""Test failed and skipped launches.
+
+A failed plain ends the run at once, others end it after the last launch. A rerun completes it.
 """
 
 import json

@@ -63,7 +63,7 @@ def test_fetched_files_are_recorded_except_for_dummy_weights(
 @pytest.mark.parametrize(
     ("size", "engine", "message"),
     [
-        (1 << 60, {}, "1073741824.0 GiB are to be fetched and "),
+        (1 << 60, {}, "1073741824.0 GiB are to be fetched, but "),
         (1, {"model": "no/such"}, "engine.model: no/such was not fetched"),
         (1, {"model": "./build/models/tiny-qwen3"}, "is a folder; there is nothing to fetch"),
     ],

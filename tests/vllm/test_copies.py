@@ -141,7 +141,7 @@ def test_two_processes_that_copy_write_two_files(tmp_path: Path) -> None:
     [
         (["OffloadingConnector"], 30.0, None),
         (["MultiConnector", "NixlConnector", "OffloadingConnector"], 30.0, None),
-        (["OffloadingConnector"], 20.0, "counted 20 bytes, the emulated link 30"),
+        (["OffloadingConnector"], 20.0, "counted 20 bytes, but the emulated link 30"),
         (["MultiConnector", "NixlConnector", "OffloadingConnector"], 0.0, "counted 0 bytes"),
         (["MultiConnector", "OffloadingConnector", "LMCacheMPConnector"], 20.0, None),
         (["SimpleCPUOffloadConnector"], 0.0, None),

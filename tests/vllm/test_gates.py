@@ -105,7 +105,7 @@ def test_sound_server_passes_its_gate(study: Study, configuration: str) -> None:
         ("plain", "failed counter", "vllm:engine_core_failed_total is 1"),
         ("plain", "connector beside plain", "plain, but the log names Stray"),
         ("mooncake_consumer", "companion dies", "dummy_bootstrap ended before it was ready"),
-        ("nixl_both", "not created", "the log names no connector as created"),
+        ("nixl_both", "not created", "the log does not say that a connector was created"),
         ("nixl_both", "no steps", "the step probe recorded no step"),
         ("nixl_both", "hooks not called", "never build_meta_us, get_finished_us, start_load"),
         (
@@ -157,7 +157,8 @@ def test_gate_without_the_probe_decides_by_the_log_and_records_this(study: Study
     study.half_known.touch()
     assert study.gate("nixl_both", "") is None
     assert any("the step probe is not available" in note for note in study.notes)
-    assert study.gate("nixl_both", "not created") == "the log names no connector as created"
+    reason = "the log does not say that a connector was created"
+    assert study.gate("nixl_both", "not created") == reason
 
 
 def test_preflight_gates_every_configuration_and_leaves_no_overlay(study: Study) -> None:

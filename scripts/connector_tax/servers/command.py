@@ -195,8 +195,8 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
         known = variable(match).strip()
         if len(known.split()) > 1:
             raise ServerError(
-                f"found {match[0]}, whose value has blanks: a shell makes several words of it,"
-                f' {needs_shell}; for one word: "{match[0]}"'
+                f"found {match[0]}, whose value has blanks, which a shell splits into several"
+                f' words, {needs_shell}; to keep one word, write "{match[0]}"'
             )
         # Without a value it is no word.
         return known and shlex.quote(known)

@@ -57,7 +57,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """A further process that a server needs.
+    """A process that a server needs besides its own.
 
     Attributes:
         port: port of 127.0.0.1 on which it listens once it is ready.
@@ -261,7 +261,7 @@ def check_engine(engine: EngineSection, source: str) -> None:
         presence = "found" if "device_time" in engine else "none found"
         lines.append(
             f"engine.device_time: {presence} with engine.device {device}; required with emulated,"
-            " and allowed only there"
+            " and not allowed with another device"
         )
     # The label accompanies each of its numbers.
     if device == "emulated" and "device time emulated" not in engine["label"]:

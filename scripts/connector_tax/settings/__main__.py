@@ -185,7 +185,7 @@ def _fetch(python: str, model: Model) -> None:
         raise UnresolvedError(f"{python}: does not run: {error.strerror}") from None
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        raise UnresolvedError(f"{model['name']}: not a folder, and not fetched: {last[0]}")
+        raise UnresolvedError(f"{model['name']} is not a folder, and was not fetched: {last[0]}")
 
 
 def lines(values: Sequence[object]) -> str:

@@ -8,8 +8,11 @@ from pathlib import Path
 from connector_tax.commands import AnsweringParser
 from connector_tax.settings.request import MODELS, given
 
-EPILOG = """exit status: 0 no connector changes anything, 1 a connector does, or vLLM rejects it,
-3 a row could not be resolved, 64 the command line is wrong."""
+EPILOG = """exit status:
+  0   no connector changes anything
+  1   a connector changes something, or vLLM rejects it
+  3   a row could not be resolved
+  64  the command line is wrong"""
 GPUS = ("h200", "h100", "a100")
 # Argument of vLLM that this command sets -> the option that sets it.
 _OURS = {
@@ -45,10 +48,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--connector", action="append", default=[], metavar="NAME",
         help="a connector that vLLM registers; may be repeated [all]")  # fmt: skip
     add("--kv-transfer-config", action="append", default=[], type=_case, metavar="JSON",
-        help="in vLLM's form; may be repeated")  # fmt: skip
+        help="a connector's configuration in vLLM's form; may be repeated")  # fmt: skip
     add("--kv-gib", type=_positive, default=20.0, metavar="GIB",
         help="memory for the KV cache of one GPU [20]")  # fmt: skip
-    add("--max-model-len", type=_count, metavar="N", help="tokens [each model's own]")
+    add("--max-model-len", type=_count, metavar="N",
+        help="longest context in tokens [each model's own]")  # fmt: skip
     add("--tp", type=_count, default=1, metavar="N", help="tensor parallel size [1]")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print the answer as JSON")
@@ -68,7 +72,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     given_names = [case["name"] for case in options.kv_transfer_config]
     for option, names in (("connector", options.connector), ("kv-transfer-config", given_names)):
         if twice := [name for name in names if names.count(name) > 1]:
-            parser.error(f"--{option}: found {twice[0]!r} twice; allowed: each once")
+            parser.error(f"--{option}: found {twice[0]!r} twice; allowed: each name once")
     parser.check_page(options.export_markdown)
     if "MultiConnector" in options.connector:
         parser.error("--connector: MultiConnector has children; name them in --kv-transfer-config")
@@ -94,5 +98,5 @@ def _positive(text: str) -> float:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a whole number from 1")
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a whole number of at least 1")
     return int(text)

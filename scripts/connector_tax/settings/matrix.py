@@ -79,7 +79,7 @@ class Row(TypedDict):
         reason: vLLM's error line if it rejects the case, or why the row is not resolved.
         at: the last frame of that error.
         settings: for plain all settings; for connectors those that differ from plain's.
-        notes: lines that vLLM logged with this connector and not with plain.
+        notes: lines that vLLM logged with this connector but not without one.
     """
 
     model: str

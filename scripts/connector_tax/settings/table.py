@@ -159,7 +159,7 @@ def remarks(matrix: Matrix, model: str) -> Iterator[str]:
 
 
 def _noted(matrix: Matrix, *models: str) -> Iterator[str]:
-    """Yield the lines that vLLM logged with a connector and not with plain, each once."""
+    """Yield once each line that vLLM logged with a connector but not without one."""
     lines: dict[str, dict[str, None]] = {}
     for row in matrix["rows"]:
         for note in row["notes"]:
@@ -181,7 +181,7 @@ def origin(matrix: Matrix) -> list[str]:
         lines.insert(0, "the CPU platform: block sizes and numbers of blocks differ from a GPU")
     if vllm["version"].partition("+")[0] not in TESTED:
         lines.append(
-            f"the whole matrix was not tried on vLLM {vllm['version']} by this project; the proof"
+            f"this project has not tried the whole matrix on vLLM {vllm['version']}; the proof"
             " passed"
         )
     return lines

@@ -40,7 +40,7 @@ def void_lines(ended: Iterable[LaunchFolder], study_folder: Path) -> list[str]:
             if (cause := void_cause(record)) is not None:
                 causes[cause] += 1
                 stolen.append(stolen_share(launch.file("machine", cell)))
-    again = f"connector-tax remeasure {study_folder}, then the same command"
+    again = f"run connector-tax remeasure {study_folder}, then the same command"
     mends = dict.fromkeys(MACHINE_CAUSES, f"stop other programs on the machine; {again}")
     mends[OVERLOADED] = "a retry would overload it again; lower the rates, or set `shape_rates`"
     lines = [

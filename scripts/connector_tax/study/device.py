@@ -122,8 +122,9 @@ def _held(name: str, address: str, deadline: float, say: Callable[[str], object]
                 holder.close()
                 raise DeviceError(
                     f"device {name!r} is in use by another measurement ({_holder(address)}); two "
-                    "on one device would disturb each other. Wait for it, or choose another: "
-                    "`server.device` (`ab`: --device), with GPUs CUDA_VISIBLE_DEVICES."
+                    "on one device would disturb each other. Wait for it, or choose another "
+                    "device: by `server.device` (--device of `ab`), for GPUs also by "
+                    "CUDA_VISIBLE_DEVICES."
                 ) from None
             if not is_reported:
                 say(f"waiting for {_holder(address)} to release {name!r}")

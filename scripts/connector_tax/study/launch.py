@@ -259,7 +259,7 @@ def missing_cells(
                 continue
             aside = move_aside(folder / name, "otherrate")
             say(
-                f"cell {name} was measured at {measured_rps:g} req/s, its "
+                f"cell {name} was measured at {measured_rps:g} req/s, but its "
                 f"rate is now {rate_rps:g}; kept as {aside.name}, measuring the cell again"
             )
         missing.append(cell)
@@ -517,7 +517,7 @@ class LaunchDriver:
                     aside = move_aside(self.folder / cell["cell"], "void")
                     raise LoadGeneratorError(
                         f"a worker of the load generator died in cell {cell['cell']} (kept as "
-                        f"{aside.name}); out of memory, or killed. The launch stops here: "
+                        f"{aside.name}): it was killed, or memory ran out. The launch stops; "
                         "rerun the same command to measure the missing cells"
                     )
                 if content["valid"]:

@@ -250,7 +250,7 @@ def _send_requests(
             left = deadline - time.monotonic()
             if left <= 0:
                 raise GateError(
-                    f"request {number} of {gate.requests} not begun in {gate.within_s} s"
+                    f"request {number} of {gate.requests} was not begun in {gate.within_s} s"
                 )
             body = {**json.loads(request.body), "stream": False}
             del body["stream_options"]
@@ -387,7 +387,7 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
         reason = publishable(str(error))
         if engine["device"] == "emulated":
             raise NoBaselineError(f"nothing can be measured: {reason}") from error
-        yield None, f"hooks cannot be seen, the step probe is not available: {reason}"
+        yield None, f"hooks cannot be seen, since the step probe is not available: {reason}"
         return
     try:
         yield folder, None

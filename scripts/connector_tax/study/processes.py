@@ -148,11 +148,10 @@ def control_group_of(pid: int) -> ControlGroup | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The processes of a server at one moment (CLOCK_MONOTONIC, ns); `leader`: process id of
-    launch.sh.
+    """The processes of a server at one moment (CLOCK_MONOTONIC, ns).
 
-    `unseen`: the reason why they cannot be seen. `group_cpu_ns`, `group_mib`: CPU time and memory
-    of a container.
+    `leader`: the process id of launch.sh. `unseen`: the reason why they cannot be seen.
+    `group_cpu_ns`, `group_mib`: CPU time and memory of a container.
     """
 
     t_ns: int

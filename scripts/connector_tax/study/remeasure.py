@@ -109,11 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("study", type=Path, help="results/<study>")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
-        "--launch", nargs="+", metavar="NAME", help="these launches, such as plain/block0/A"
+        "--launch", nargs="+", metavar="NAME", help="choose these launches, such as plain/block0/A"
     )
-    choice.add_argument("--phase", choices=PHASES, help="every launch of a phase")
+    choice.add_argument("--phase", choices=PHASES, help="choose every launch of a phase")
     choice.add_argument(
-        "--all", action="store_true", help="the whole study: every launch, the gates, the design"
+        "--all", action="store_true", help="choose every launch, the gates and the design"
     )
     return run_command(parser, argv, _remeasure, (ArtifactError, RemeasureError))
 

@@ -131,7 +131,7 @@ class Scraper:
         self.due_ns = origin_ns + int(self._interval_ns * self._gaps.uniform(*SCRAPE_GAPS))
 
     def _scrape(self, *, raw: bool = False) -> ScrapeLine:
-        """Append a scrape to the file (`raw`: with its text); return it without the text."""
+        """Append a scrape to the file, with its text if `raw`; return it without the text."""
         started = time.monotonic_ns()
         record: ScrapeLine = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
         text: dict[str, str] = {}

@@ -218,7 +218,7 @@ def _write(arguments: argparse.Namespace) -> None:
     write_json(arguments.study.parent / paths.SHAPE_RATES, content)
     for name, shape in content["shapes"].items():
         served, most = shape["served_rps"], shape["most_rps"]
-        print(f"{name}: plain serves {served:.3g}/s, offered at most {most:g}/s")
+        print(f"{name}: plain serves {served:.3g}/s; the study offers at most {most:g}/s")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class LaunchStepLog:
         self._device = folder / f"{STEP_LOG_PREFIX}.device.steps"
 
     def _paths(self) -> list[Path]:
-        """Return the file of each process: scheduler, worker, and the worker's further ranks."""
+        """Return the files of all processes: scheduler, worker, and the other ranks' workers."""
         suffix, paths = self._engine.step_suffix, []
         for process in STEP_LOG_PROCESSES:
             name = f"{STEP_LOG_PREFIX}.{process}"

@@ -52,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"status": "ok"})
 
     def _refuse_path(self) -> None:
-        detail = f"{self.path}: not served; there are GET /query and POST /register"
+        detail = f"{self.path}: not served; allowed: GET /query and POST /register"
         self._answer(404, {"detail": detail}, close=True)
 
     def _answer(self, status: int, body: Any, *, close: bool = False) -> None:

@@ -159,7 +159,7 @@ def inactive_reason(
     if not classes:
         return f"plain, but the log names {', '.join(created)}" if created else None
     if not created:
-        return "the log names no connector as created"
+        return "the log does not say that a connector was created"
     if dead := dead_reason(log, device):
         return dead
     if steps is None:
@@ -195,13 +195,14 @@ def unproved_device(
     for name, value in wanted.items():
         if (actual := settings[name]["value"]) != value:
             why = settings[name]["reason"]
-            return f"{name} is {actual!r}{f' ({why})' if why else ''}, beside a GPU it is {value!r}"
+            because = f" ({why})" if why else ""
+            return f"{name} is {actual!r}{because}, but with a GPU it is {value!r}"
     if (layout := settings["kv_cache_layout"]["value"]) not in GPU_LAYOUTS:
         return f"kv_cache_layout is {layout!r}; allowed: {', '.join(GPU_LAYOUTS)}"
     if not steps:
         return "the emulated device recorded no step"
     if unwaited := sum(step["t_wait_ns"] is None for step in steps):
-        return f"the host waited for no event of {unwaited} of {len(steps)} steps of the device"
+        return f"the host did not wait for {unwaited} of {len(steps)} steps of the emulated device"
     return None
 
 
@@ -222,7 +223,7 @@ def uncounted_bytes(
     counted = sum(value for key, value in values.items() if key.startswith(_OFFLOADED))
     copied = sum(copy.size for copy in copies)
     if counted != copied:
-        return f"OffloadingConnector counted {counted:.0f} bytes, the emulated link {copied}"
+        return f"OffloadingConnector counted {counted:.0f} bytes, but the emulated link {copied}"
     return None
 
 

@@ -29,7 +29,7 @@ def main(model: str, revision: str, load: str) -> None:
         free = shutil.disk_usage(there).free
         if missing > free:
             sys.exit(
-                f"{missing / 2**30:.1f} GiB are to be fetched and {free / 2**30:.1f} GiB are free "
+                f"{missing / 2**30:.1f} GiB are to be fetched, but {free / 2**30:.1f} GiB are free "
                 f"below {there}; set HF_HOME to another folder"
             )
     folder = Path(hub.snapshot_download(model, **wanted))

@@ -185,7 +185,7 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def differences() -> list[str]:
-    """Return hooks of the installed base classes that are missing here or have other parameters."""
+    """Return the installed base classes' hooks that NoOpConnector lacks or that differ from its."""
     problems = []
     hooks = vars(SupportsHMA) | vars(KVConnectorBase_V1)
     for name, base_hook in hooks.items():
@@ -203,5 +203,5 @@ def differences() -> list[str]:
             wanted = list(inspect.signature(base_hook).parameters)
             takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
             if not takes_all and list(parameters)[: len(wanted)] != wanted:
-                problems.append(f"{name}: {list(parameters)}, the base class has {wanted}")
+                problems.append(f"{name}: has {list(parameters)}, but the base class has {wanted}")
     return problems

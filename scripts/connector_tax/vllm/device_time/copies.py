@@ -62,7 +62,7 @@ class Stream:
 
 
 class Compute:
-    """The device's own stream, its queue of steps; no copy delays it."""
+    """The device's own stream, which is its queue of steps; no copy delays it."""
 
     def __init__(self, free_ns: Callable[[], int]) -> None:
         self._free_ns = free_ns
