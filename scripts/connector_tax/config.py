@@ -61,7 +61,7 @@ JUDGEABLE = (*METRICS, *THROUGHPUT_METRICS)
 
 
 class ConfigError(Exception):
-    """A configuration is unusable; the text names file, key, the value found, what is allowed."""
+    """A configuration is unusable; the text names file, key, found value and allowed values."""
 
 
 class _Loader(yaml.CSafeLoader):
@@ -284,8 +284,8 @@ def refuse_secrets(value: Any, source: str) -> None:
     if places:
         raise ConfigError(
             "\n".join(
-                f"{source}: {where}: found what looks like a secret (not shown); allowed: none, a"
-                " configuration is published; set it in the environment of the run"
+                f"{source}: {where}: found what looks like a secret (not shown); allowed: none,"
+                " since a configuration is published; set it in the environment of the run"
                 for where in dict.fromkeys(places)
             )
         )

@@ -344,7 +344,7 @@ def is_intact(path: Path, sha256: str) -> bool:
 
 
 def check_sha256(path: Path, sha256: str | None) -> None:
-    """Raise if the hash of a cell's file differs; None: not checked."""
+    """Raise if the hash of a cell's file differs from `sha256`, unless `sha256` is None."""
     if sha256 is not None:
         compare_sha256(path, sha256_file(path), sha256)
 

@@ -58,9 +58,9 @@ def ignore_warning() -> None:
 
 @contextlib.contextmanager
 def limited(memory_bytes: int, cpu_s: float, message: str, status: int) -> Iterator[None]:
-    """Limit what this process may use inside the block, in addition to its use so far.
+    """Limit the memory and CPU time that this process may use inside the block.
 
-    More memory raises MemoryError. More CPU time ends the process.
+    Earlier use does not count. More memory raises MemoryError; more CPU time ends the process.
 
     Args:
         message: printed at that end.

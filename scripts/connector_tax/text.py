@@ -1,4 +1,4 @@
-"""Format numbers consistently: units, signs, intervals, a dash for a missing number; and tables."""
+"""Format tables and numbers consistently: units, signs, intervals, a dash if one is missing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -75,7 +75,7 @@ def test_two_thousand_blocks_are_fitted_without_a_dense_design() -> None:
     assert estimate.error == pytest.approx(0.05 * np.sqrt(1.5 / blocks), rel=0.05)
 
 
-def test_block_with_a_missing_launch_counts_for_the_error_but_not_the_contrast() -> None:
+def test_block_with_a_missing_launch_counts_for_the_standard_error_but_not_the_contrast() -> None:
     values = drawn(7, 3)
     del values[LaunchId("a", 1)]
     estimate = tax(values, "a")
@@ -120,7 +120,7 @@ def test_blocks_needed_follow_from_the_whole_power_curve(
     assert effect.blocks_needed(margin, levels) == (enough[0] if enough else None)
 
 
-def test_a_contrast_in_a_single_block_has_no_error() -> None:
+def test_a_contrast_in_a_single_block_has_no_standard_error() -> None:
     assert tax(drawn(9, 1), "a").error is None
     values = {la: v for la, v in drawn(9, 3).items() if la.name != "a" or la.block == 1}
     assert (tax(values, "a").error, tax(values, "a").df) == (None, 0)
@@ -202,7 +202,7 @@ def test_huber_estimate_equals_least_squares_without_outliers() -> None:
     assert found.point == pytest.approx(least.point, abs=0.006)
 
 
-def test_huber_is_none_without_a_common_block() -> None:
+def test_huber_estimate_is_none_without_a_common_block() -> None:
     apart = {LaunchId(n, b): float(b) for b, names in enumerate([BASE, ("a", "b")] * 2)
              for n in names}  # fmt: skip
     assert huber(Launches.of(apart), "a", BASE) is None

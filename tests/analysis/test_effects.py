@@ -1,4 +1,4 @@
-"""Test taxes and their combinations: intervals, coverage, all rates together, verdicts."""
+"""Test taxes and their combinations: intervals, coverage, taxes over all rates, verdicts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +100,7 @@ def drawn(
 
 
 @pytest.mark.parametrize("zeros", [60, 45, 0])
-def test_percentile_of_zero_is_missing(zeros: int) -> None:
+def test_percentile_equal_to_zero_is_missing(zeros: int) -> None:
     n = 100
     tpot = np.where(np.arange(n) < zeros, 0.0, 5.0 + np.arange(n) / n)
     samples = sample_launch(replace(requests_of(50.0 + np.arange(n)), per_token_ms=tpot))

@@ -86,7 +86,7 @@ def test_callback_median_is_the_median_of_sums_per_step(tmp_path: Path) -> None:
     )
 
 
-def test_a_step_without_its_worker_has_no_callback_sum(tmp_path: Path) -> None:
+def test_a_step_without_a_worker_record_has_no_sum_of_callback_times(tmp_path: Path) -> None:
     steps = steps_of(tmp_path, [scheduler(1), scheduler(2), worker(2), worker(9)])
     assert (len(steps.kinds), len(steps.known(TOTAL))) == (2, 1)
 
@@ -121,7 +121,7 @@ def test_two_scheduler_records_of_one_step_are_refused(tmp_path: Path) -> None:
         steps_of(tmp_path, [scheduler(4), scheduler(4)])
 
 
-def test_plain_has_a_duration_and_no_callbacks(tmp_path: Path) -> None:
+def test_step_of_plain_has_a_duration_and_no_callbacks(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("build_meta_us", "get_finished_us"))
     steps = steps_of(tmp_path, [scheduler(1, **nothing), worker(1, start_load_kv_us=None)])
     assert step_columns(steps)["connector_total_us_p50"] is None

@@ -108,7 +108,7 @@ def test_tables_have_the_last_interim_analysis_of_each_configuration(rehearsed: 
 
 def test_rehearsal_prints_longest_and_shortest_duration(rehearsed: Rehearsal) -> None:
     (_, sentence), rows = sections(rehearsed)[0].sentences, sections(rehearsed)[0].rows
-    assert sentence.startswith("Interim analyses leave out 1 of the 12 launches of Phase A here.")
+    assert sentence.startswith("In this rehearsal, interim analyses leave out 1 of the 12 launches")
     assert rows
 
 

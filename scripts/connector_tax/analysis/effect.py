@@ -123,7 +123,7 @@ class Effect:
         return 2 * float(self.below(-abs(middle)))
 
     def below(self, errors: float | Floats) -> Floats:
-        """Return the probability that the (signed) estimation error is below each of `errors`."""
+        """Return, for each of `errors`, the probability that the signed error is below it."""
         assert self.error
         return np.asarray(stdtr(self.df, errors / self.error), np.float64)
 

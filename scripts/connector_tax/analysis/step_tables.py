@@ -65,7 +65,7 @@ def contrast_columns(
 
 
 def mean_columns(values: Sequence[float], confidence: float) -> Row:
-    """Return the mean over a configuration's launches; interval by Student's t, not below 0."""
+    """Return the mean over a configuration's launches, with a t interval that is cut at 0."""
     row = mean_of(values, tuple(range(len(values))), OWN_LAUNCHES, confidence).columns()
     if "lo" in row:
         row |= {"lo": max(0.0, row["lo"]), "p": None}
@@ -260,7 +260,7 @@ def device_rows(study: Study, cells: Mapping[CellKey, Table]) -> list[Row]:
 
 
 def _order(group: StepGroup) -> tuple[int, int]:
-    """Return the sort key of a group: kind, then size, with all sizes together first."""
+    """Return a group's sort key: its kind, then its size; the group of all sizes is first."""
     first = -1 if group.batch == ALL_SIZES else int(group.batch.partition("-")[0])
     return KINDS.index(group.kind), first
 
@@ -287,7 +287,7 @@ def _groups(steps: Table) -> Iterator[tuple[StepGroup, Row]]:
 
 
 def _size(decode_seqs: int) -> str:
-    """Return the size class of a batch, each class twice the previous: 1, 2-3, 4-7; "" for 0."""
+    """Return the size class of a batch (1, 2-3, 4-7, 8-15, ...), or "" for an empty batch."""
     if decode_seqs < 2:
         return str(decode_seqs or "")
     low = 1 << decode_seqs.bit_length() - 1

@@ -273,7 +273,7 @@ class _Calls:
         """Return, by hook, the time that the hook took in each step, in us; 0 if it did not run.
 
         Args:
-            steps: ids of the steps in the window that scheduled tokens, each once.
+            steps: ids of the steps in the window that scheduled tokens, without duplicates.
         """
         order = np.argsort(steps)
         times: dict[Hook, Floats] = {}

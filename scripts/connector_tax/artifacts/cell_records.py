@@ -210,7 +210,7 @@ class CooldownRecord(TypedDict):
 
 
 class CountsRecord(TypedDict):
-    """`counts`: numbers of requests; `failed` is by kind of failure."""
+    """`counts`: numbers of requests, with `failed` by kind of failure."""
 
     planned: int
     sent: int
@@ -236,7 +236,7 @@ class QuantityRecord(TypedDict):
 
 
 class ServerCounters(TypedDict):
-    """`server_counters`: the server's counters before and after the cell; null: no such series."""
+    """`server_counters`: the server's counters around the cell, null for a missing series."""
 
     before: dict[str, float | None]
     after: dict[str, float | None]

@@ -96,7 +96,7 @@ CHECKS: Mapping[str, CheckKind] = {
         "too many requests failed",
         {
             "max_error_rate": Bound(
-                0.01, "failures over answered and failed requests", most=1, zero=True
+                0.01, "failed requests divided by answered or failed requests", most=1, zero=True
             )
         },
     ),
@@ -171,7 +171,7 @@ CHECKS: Mapping[str, CheckKind] = {
         "a GPU ran far below its highest clock",
         {
             "min_gpu_clock_share": Bound(
-                0.6, "SM clock of a busy GPU over its highest, median of a cell's readings", most=1
+                0.6, "a busy GPU's median SM clock in a cell, divided by its highest clock", most=1
             )
         },
         machine=True,

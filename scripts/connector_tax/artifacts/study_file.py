@@ -54,7 +54,7 @@ class Study:
 
     @property
     def concurrency(self) -> int | None:
-        """Return the requests that a closed loop keeps in flight; None: open loop."""
+        """Return the requests that a closed loop keeps in flight; None in an open loop."""
         return self.config["phase_a"].get("concurrency")
 
     @property
@@ -73,7 +73,7 @@ class Study:
         return launched_plains(launched, self.baseline)
 
     def configs(self, phase: str) -> list[str]:
-        """Return the launch names of a block; further launches of the baseline come last."""
+        """Return the launch names of a block; repeated launches of the baseline come last."""
         launched = {entry["config"] for entry in self.document["run_order"][phase]}
         further = self.plains(phase)[1:]
         return [c for c in self.configurations if c in launched] + further
@@ -129,7 +129,7 @@ def shape_limits(study: StudyDocument, root: Path, phase: str) -> dict[str, floa
     path = root / paths.SHAPE_RATES
     content = read_record(path, ShapeRatesRecord)
     if content["design_sha256"] != study["design_sha256"]:
-        raise ArtifactError(f"{path}: of another design than {paths.STUDY}; delete it")
+        raise ArtifactError(f"{path}: made for another design than {paths.STUDY}; delete it")
     return {name: shape["most_rps"] for name, shape in content["shapes"].items()}
 
 

@@ -54,7 +54,7 @@ QUANTILE_COLUMNS = tuple(
 
 @dataclass(frozen=True)
 class CellRow:
-    """A row of cells.csv: a configuration's cell in one block; block `all` is pooled.
+    """A row of cells.csv: a configuration's cell in one block, or pooled (block `all`).
 
     QUANTILE_COLUMNS and STEP_COLUMNS, medians and so on of latencies and steps, follow these.
     """

@@ -28,7 +28,7 @@ _EOS_SPREAD = 256
 
 
 class Vocabulary:
-    """The emulated vocabulary: token i is the word `wi`; text is split at white space.
+    """The emulated vocabulary, in which token i is the word `wi`, and white space separates words.
 
     Output tokens depend only on the prompt, so the same prompt always gets the same text.
     """

@@ -164,9 +164,9 @@ def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
         if indexes:
             saved.append(f"{left_out} of the {len(indexes)} launches of {PHASE_NAMES[phase]}")
     yield (
-        f"Interim analyses leave out {', '.join(saved)} here. At most "
-        f"{duration(most_s)}, if none decides; at least {duration(least_s)}, if the first decides "
-        "all."
+        f"In this rehearsal, interim analyses leave out {', '.join(saved)}. The study takes at "
+        f"most {duration(most_s)}, if no interim analysis decides anything, and at least "
+        f"{duration(least_s)}, if the first decides everything."
     )
 
 
@@ -252,9 +252,9 @@ def _taxes(rehearsal: Rehearsal) -> Section:
         more = str(max(needed, default=""))
         rows.append([cell, metric, width, margin, f"{decided}/{len(taxes)}", more])
     note = (
-        f"With {rehearsal.study.document['blocks']} blocks and no connector cost beyond the "
-        "machine above. A tax below +-% cannot be distinguished from none. blocks: the number "
-        f"that decides the undecided ones in {POWER:.0%} of such studies."
+        f"The study has {rehearsal.study.document['blocks']} blocks, and no connector cost beyond "
+        "the machine above. A tax below +-% cannot be distinguished from none. blocks: the number "
+        f"of blocks that decides the undecided taxes in {POWER:.0%} of such studies."
     )
     headings = ["cell", "metric", "+-%", "margin %", "decided", "blocks"]
     return Section("Taxes", [note], headings, rows)
@@ -309,7 +309,7 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
     if rates is None:
         yield "phase_a.rates_rps: add lower rates; Phases B and B' need a reference rate."
     elif rates["ref_safe"] == rates["ref_load"] and "phase_bp" in config:
-        yield "phase_bp: skipped where ref_load equals ref_safe, as here."
+        yield "phase_bp: skipped, since ref_load equals ref_safe in this rehearsal."
     if preempted := _served(rehearsal).preemptions.sum():
         yield f"cell.inflight_cap: the KV cache is too small for it; {preempted} preemptions."
 

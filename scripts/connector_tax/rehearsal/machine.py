@@ -79,8 +79,8 @@ def machine_of(study: StudyDocument) -> Machine:
         return _embedded(study)
     if not has_machine(study) or names is None:
         raise ConfigError(
-            "rehearsal: missing; a study of a real vLLM names the machine it is rehearsed on: an "
-            "accelerator and a model_config"
+            "rehearsal: missing; a study of a real vLLM must name the accelerator and the "
+            "model_config that its rehearsal assumes"
         )
     return _on_accelerator(study, names)
 
