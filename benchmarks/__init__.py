@@ -1,4 +1,4 @@
-"""Benchmarks: commands that print a table and the machine it was measured on; see README.md."""
+"""Benchmarks, each a command that prints a table and describes its machine; see README.md."""
 
 import argparse
 import os

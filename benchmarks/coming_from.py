@@ -1,4 +1,4 @@
-"""Run command lines of other clients, and their equivalents here, against the same server.
+"""Run other clients' command lines, and their equivalents for `loadgen`, on the same server.
 
     python -m benchmarks.coming_from --peer "vllm bench serve=PATH" --tokenizer FOLDER
 
@@ -54,7 +54,10 @@ CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --ch
 
 @dataclass(frozen=True)
 class Pair:
-    """Another client's command line and its equivalent here; each sends `requests` (None: any)."""
+    """Another client's command line and its equivalent for `loadgen`.
+
+    Each sends `requests` requests, or any number if it is None.
+    """
 
     client: str
     peer_line: str

@@ -260,11 +260,12 @@ def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iter
                   least_covered(float(of_ratio.partition(",")[0]), blocks), True)  # fmt: skip
         bound = {2: 0.045, 3: 0.04}.get(blocks, 0.035)
         yield Aim("any false cost", shares.costs[0], bound, False)
-        yield Aim("false cost of a quiet one if the noisy one costs", shares.costs[1], bound, False)
+        yield Aim("false cost of a quiet configuration if the noisy one costs", shares.costs[1],
+                  bound, False)  # fmt: skip
         if not scenario.left_out:
             share = float(np.mean([shares.less[number] for number in quiet]))
             share /= max(float(np.mean(equal.less)), 1e-9)
-            yield Aim("'less' of the others, over equal errors", share,
+            yield Aim("share of 'less' for the others, relative to equal errors", share,
                       0.85 if blocks > 2 else None, True)  # fmt: skip
     else:
         yield Aim("covered, worst", worst, 0.86 if noisy else 0.93, True)
@@ -322,7 +323,7 @@ def aim_table(studies: int, workers: int) -> Table:
     for ratio in (1, 3, 10):
         median = planned_over_true(ratio, studies // 4)
         missed = "" if 0.75 <= median <= 1.25 else "MISS"
-        table.add_row(f"one x{ratio}", "7", "3 → 6", str(studies // 4), "planned over true width",
+        table.add_row(f"one x{ratio}", "7", "3 → 6", str(studies // 4), "planned / true width",
                       f"{median:.2f}", "0.75 to 1.25", missed)  # fmt: skip
     return table
 
@@ -360,7 +361,7 @@ def work() -> None:
 
 
 def planned_over_true(ratio: float, studies: int) -> float:
-    """Return the median of planned over final half-width, planned after three of six blocks."""
+    """Return the median ratio of the half-width planned after 3 blocks to the one after 6."""
     scenario = Scenario(f"planning x{ratio:g}", 7, noisier((BASELINES,), ratio), (0,))
     rng, levels = named_generator(f"error model/{scenario.name}"), family_levels(CONFIDENCE, 7)
     shares = []

@@ -71,7 +71,7 @@ def half_seconds(study_file: Path, cell: str) -> pd.DataFrame:
             name = (launch.config, launch.block, file.parent.name)
             rows += [(*name, *step) for step in _steps(file)]
     if not rows:
-        raise ArtifactError(f"{study_file}: no step of one request alone in cells {cell}*")
+        raise ArtifactError(f"{study_file}: cells {cell}* contain no step with a single request")
     columns = ["config", "block", "measurement", "half_second", "step", "schedule"]
     grouped = pd.DataFrame(rows, columns=columns).groupby(columns[:4])
     medians = grouped.median()[grouped.size() >= ENOUGH].map(np.log).reset_index()
@@ -117,11 +117,11 @@ def _print(study: StudyDocument, frame: pd.DataFrame) -> None:
         ]
         table.add_row(name, str(len(launches_of)), *taxes)
     Console(width=150).print(table)
-    print(f"step over schedule(), logs, within launches: slope {slope:.2f}, r {r:.2f}")
+    print(f"log step time by log schedule() time, within launches: slope {slope:.2f}, r {r:.2f}")
 
 
 def _tax_words(launched: Launches, name: str, baseline: str, confidence: float) -> str:
-    """Return text: the baseline's mean and spread, or a difference from it and its interval."""
+    """Return as text the baseline's mean and spread, or a difference from it with its interval."""
     plain = launched.y[launched.config == baseline]
     us = np.exp(plain.mean())
     if name == baseline:
@@ -148,7 +148,7 @@ def _draw(study: StudyDocument, frame: pd.DataFrame, file: Path) -> None:
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("the scheduler's own time for a step, without its hook (µs)")
-    axes.set_ylabel("from one decode step to the next (ms)")
+    axes.set_ylabel("time from one decode step to the next (ms)")
     labels = {item["id"]: item["label"] for item in study["configurations"]}
     for name, mark in marks_of(labels).items():
         x, y = _times(frame, name)

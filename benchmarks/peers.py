@@ -421,7 +421,7 @@ def main() -> None:
     """Print the table."""
     parser = parser_of(__file__, __doc__)
     parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000", help="events/s")
-    words = "instead of rates, closed loops with these numbers of requests"
+    words = "run closed loops with these numbers of requests instead of rates"
     parser.add_argument("--places", help=words)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each run")

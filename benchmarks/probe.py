@@ -189,7 +189,7 @@ class Cost(NamedTuple):
 
 
 def step_cost(children: int | None, *, probed: bool) -> dict[str, Cost]:
-    """Return a step's cost by process; `children`: number of child connectors, None for plain."""
+    """Return a step's cost by process, with `children` child connectors (None for plain)."""
     engine_class, worker_class = _engine()
     with tempfile.TemporaryDirectory() as folder:
         probe = Probe(f"{folder}/log")
@@ -431,8 +431,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure the step probe."""
     parser = parser_of(__file__, __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("cost", help="us per step on the probe's own path")
-    real = commands.add_parser("serving", help="a real vLLM with the probe and without")
+    commands.add_parser("cost", help="measure the time per step on the probe's own path (us)")
+    real = commands.add_parser("serving", help="compare a real vLLM with and without the probe")
     real.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     real.add_argument(
         "--configurations", nargs="+", default=["plain"], help="ids in the study (default: plain)"

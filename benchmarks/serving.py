@@ -31,7 +31,10 @@ _TOKEN = b'"text":'
 
 
 class Load(NamedTuple):
-    """A load: each of `connections` repeatedly requests `tokens` tokens; a step takes `step_s`."""
+    """A load of `connections` connections that repeatedly request `tokens` tokens.
+
+    A step takes `step_s`.
+    """
 
     name: str
     connections: int

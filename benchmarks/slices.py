@@ -350,12 +350,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare the decode steps of servers that take turns."""
     parser = parser_of(__file__, __doc__)
     add = parser.add_argument
-    add("--study", type=Path, required=True, help="results/<study>/study.json, its model fetched")
+    add("--study", type=Path, required=True,
+        help="results/<study>/study.json; fetch its model first")  # fmt: skip
     add("--servers", nargs="+", default=[], metavar="NAME",
-        help="plain_2: plain once more (default: plain, plain_2, all others)")  # fmt: skip
+        help="plain_2 is a second server of plain (default: plain, plain_2, others)")  # fmt: skip
     add("--batches", nargs="+", type=int, default=[1, 16], help="sequences (default: 1 16)")
     add("--slice-s", type=float, default=3.0, help="length of a slice (default: 3)")
-    add("--rounds", type=int, default=15, help="six or more give an interval (default: 15)")
+    add("--rounds", type=int, default=15, help="rounds; an interval needs six (default: 15)")
     add("--minutes", type=float, default=10.0, help="longest time of each --step-ms (default: 10)")
     add("--step-ms", nargs="+", type=float, default=[], help="step times of an emulated device")
     refusals = (ArtifactError, DeviceError, LoadGeneratorError, ServerError, ShapeRateError,

@@ -104,7 +104,7 @@ def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
 def study_document(
     arrivals: str, seed: int, blocks: int, taxed: Sequence[str] = tuple(STEP_TAX_US)
 ) -> StudyDocument:
-    """Return the content of `study.json` for a study of `taxed`, some ids of STEP_TAX_US."""
+    """Return `study.json` for a study of the configurations `taxed` (ids from STEP_TAX_US)."""
     document = deepcopy(_default())
     config: Any = document["config"]
     config["engine"]["definition_content"] = _engine_definition()

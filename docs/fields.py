@@ -76,7 +76,7 @@ REHEARSED = {"rehearsed"}
 
 
 class FieldsError(Exception):
-    """A field has no meaning, or a meaning no field; the text names file and field."""
+    """A field has no meaning, or a meaning has no field; the text names file and field."""
 
 
 # ---- declarations
@@ -107,8 +107,10 @@ def meanings(kind: type) -> dict[str, str]:
 
 
 def made_of(kind: type) -> dict[str, Any]:
-    """Return a declaration's JSON schema: other keys are forbidden, keys with a default
-    optional."""
+    """Return a declaration's JSON schema, which forbids undeclared keys.
+
+    Keys with a default are optional.
+    """
     schema: dict[str, Any] = msgspec.json.schema(kind)
     kinds = {record.__name__: record for record in _records(kind)}
     definitions = schema["$defs"]

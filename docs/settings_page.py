@@ -157,7 +157,7 @@ def main() -> int:
     old = PAGE.read_text("utf-8")
     new = page(old)
     if check and new != old:
-        sys.exit(f"{PAGE.name} differs from its records; python docs/settings_page.py")
+        sys.exit(f"{PAGE.name} differs from its records; run python docs/settings_page.py")
     PAGE.write_text(new, encoding="utf-8")
     return 0
 

@@ -387,7 +387,7 @@ def test_number_that_rounds_to_zero_has_no_sign() -> None:
     assert size(0.04, -0.4, 1.2) == "0.0 [−0.4, +1.2]"
 
 
-def test_scorecard_marks_large_values_of_a_column_relative_to_plain(
+def test_scorecard_marks_values_that_are_large_compared_with_plain(
     tables_of: TablesOf, tmp_path: Path
 ) -> None:
     study = tables_of(Design())
@@ -402,7 +402,7 @@ def test_scorecard_marks_large_values_of_a_column_relative_to_plain(
     assert ">▲ +1,455<" in _svg(tmp_path, study, "scorecard")
 
 
-def test_scorecard_marks_fewer_kv_blocks_and_shows_requests_of_the_longest_length(
+def test_scorecard_marks_a_lower_kv_block_count_and_shows_how_many_longest_requests_fit(
     tmp_path: Path,
 ) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design()))

@@ -81,7 +81,7 @@ def prepare(folder: Path, edit: Callable[[str], str] = str) -> Path:
 def ended(
     arguments: Sequence[str | Path], folder: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in a study's folder, with further environment variables."""
+    """Run a command to its end in a study's folder, with added environment variables."""
     return subprocess.run(
         arguments,
         cwd=folder,
