@@ -482,7 +482,7 @@ def _check_choices(config: StudyConfig, source: str) -> None:
         given = "`devices`" if "devices" in config else f"{len(looks)} levels"
         raise ConfigError(
             f"{source}: statistics.looks: found {given} and {blocks} blocks; allowed: a level for"
-            f" each block from number {first} on ({wanted}), on one device after the other"
+            f" each block from number {first} on ({wanted}), and no `devices`"
         )
     unknown = [m for m in config["statistics"].get("judged", []) if m not in JUDGEABLE]
     if unknown:

@@ -362,7 +362,7 @@ def test_every_run_draws_fresh_prompts_unless_a_seed_is_given(
         _, summary, _ = command(server.port, tmp_path, load)
         command(server.port, tmp_path, load)
         seed = summary["configuration"]["seed"]
-        assert f"--seed {seed} repeats its arrivals and prompts" in capsys.readouterr().out
+        assert f"--seed {seed} repeats this run's arrivals and prompts" in capsys.readouterr().out
         command(server.port, tmp_path, f"{load} --seed {seed}")
         prompts = [body["prompt"] for body in server.bodies]
         capsys.readouterr()

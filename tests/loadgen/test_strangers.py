@@ -532,7 +532,7 @@ def test_user_agent_is_sent_and_the_ready_check_names_the_key_or_the_path(
 def test_error_for_exhausted_ports_or_files_names_limit_and_remedy() -> None:
     ports = pool.connect_text(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"))
     assert "net.ipv4.ip_local_port_range is" in ports
-    assert "widen it, or lower the load" in ports
+    assert "Widen it, or lower the load" in ports
     files = pool.connect_text(OSError(errno.EMFILE, "Too many open files"))
     assert "ulimit -n" in files
 

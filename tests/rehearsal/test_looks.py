@@ -87,7 +87,7 @@ def test_decided_configuration_is_dropped_and_plain_stays_until_all_are_decided(
 
 def test_report_names_the_interim_analysis_that_decided(rehearsed: Rehearsal) -> None:
     sentence = looks(StudyTables(rehearsed.study.root / "study.json"))
-    assert sentence.startswith("Decided at interim analyses: Mooncake both after 2;")
+    assert sentence.startswith("Interim analyses decided Mooncake both after 2, then")
     assert "11 of 12 launches" in sentence
 
 

@@ -28,7 +28,7 @@ def _arguments() -> argparse.Namespace:
     description = "Serve one configuration of the embedded engine until SIGTERM or Ctrl-C."
     parser = argparse.ArgumentParser(prog="connector-tax engine", description=description)
     shipped_file = "config/embedded.yaml"
-    words = f"costs of steps and connectors [{shipped_file}]"
+    words = f"file with the costs of steps and connectors [{shipped_file}]"
     parser.add_argument("--config", type=Path, default=shipped(shipped_file), help=words)
     words = "id of a connector in the file [plain]"
     parser.add_argument("--configuration", default="plain", help=words)

@@ -254,7 +254,7 @@ def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
     prompts = options.prompt_words or options.prompt_tokens or options.trace
     arrivals = options.rate not in (None, math.inf) and options.arrivals != "fixed"
     drawn = prompts or arrivals
-    notes = [f"--seed {options.seed} repeats its arrivals and prompts"] if drawn else []
+    notes = [f"--seed {options.seed} repeats this run's arrivals and prompts"] if drawn else []
     fixed = options.ignore_eos or options.body.get("ignore_eos")
     return {
         "version": __version__,

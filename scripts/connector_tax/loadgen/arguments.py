@@ -257,7 +257,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--rate", type=float, action="append", help=open_loop)
     doubled = "run rates 1, 2, 4, ..., up to the first that saturates the server"
     kind.add_argument("--sweep", type=sweep, metavar="1:32", help=doubled)
-    kind.add_argument("--concurrency", type=int, help="sessions kept active, closed loop")
+    kind.add_argument("--concurrency", type=int, help="sessions to keep active (closed loop)")
     add = load.add_argument
     add("--requests", type=int, help="end once this many requests were sent and finished")
     add(
@@ -320,7 +320,7 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("sending and output")
     add = how.add_argument
-    add("--workers", type=int, default=1, help="processes that send requests")
+    add("--workers", type=int, default=1, help="number of processes that send requests")
     add("--connections", type=int, help="largest number per worker [4096, or less by ulimit -n]")
     add("--inflight-cap", type=int, help="drop due requests while this many are in flight")
     add("--timeout", type=float, default=600.0, help="seconds per request")

@@ -51,7 +51,7 @@ def connect_text(error: OSError) -> str:
         first, last = map(int, PORT_RANGE.read_text().split())
         text += (
             f"; all {last - first + 1} local ports to this address may be in use (sysctl "
-            f"net.ipv4.ip_local_port_range is {first} {last}): widen it, or lower the load; where "
+            f"net.ipv4.ip_local_port_range is {first} {last}). Widen it, or lower the load. If "
             "the server closes each connection, a port is free again after 60 s"
         )
     elif error.errno in (errno.EMFILE, errno.ENFILE):

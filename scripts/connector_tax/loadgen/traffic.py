@@ -81,7 +81,10 @@ def make_offsets(
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} is {value!r}; it must be a positive number")
     if (kind == "gamma") != (gamma_shape is not None):
-        raise ValueError(f"gamma_shape is {gamma_shape!r} for kind {kind!r}; only gamma has one")
+        raise ValueError(
+            f"gamma_shape is {gamma_shape!r} for kind {kind!r}; allowed: a number for gamma, "
+            "None for other kinds"
+        )
     if gamma_shape is not None and not (math.isfinite(gamma_shape) and gamma_shape > 0):
         raise ValueError(f"gamma_shape is {gamma_shape!r}; it must be a positive number")
     generator = named_generator(seed)

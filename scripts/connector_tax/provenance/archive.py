@@ -452,7 +452,7 @@ def _decompress(file: IO[bytes], content: IO[bytes], limits: Limits) -> None:
     content.seek(0)
 
 
-_FOR_ITS_SIZE = "; allowed for an archive of its size: no more"
+_FOR_ITS_SIZE = ", the limit for an archive of its size"
 
 
 def _header(content: IO[bytes], limits: Limits) -> tuple[ArchiveHeader, bytes]:

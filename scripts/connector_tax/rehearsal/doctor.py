@@ -21,7 +21,7 @@ UNFIT = "NOT FIT for this study"
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the machine for a study; exit non-zero if a check fails."""
     parser = study_parser("rehearsal.doctor", main.__doc__)
-    parser.add_argument("--json", action="store_true", help="findings as JSON lines")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON lines")
     return run_command(parser, argv, _examine)
 
 

@@ -338,8 +338,8 @@ def looks(study: StudyTables) -> str:
     planned = {(row.config, row.block) for row in rows}
     run = {(row.config, row.block) for row in rows if row.status in ("valid", "void")}
     return (
-        f"Decided at interim analyses: {'; '.join(parts)} blocks. Later blocks leave out decided"
-        f" configurations: {len(run)} of {len(planned)} launches of Phase A were measured"
+        f"Interim analyses decided {', then '.join(parts)} blocks. Later blocks leave out decided"
+        f" configurations, so {len(run)} of {len(planned)} launches of Phase A were measured"
     )
 
 
