@@ -227,7 +227,7 @@ def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
     """Return a copy of `value` with a schema's defaults for the keys that it lacks.
 
     Args:
-        node: the part of the schema for `value`; default: the whole schema.
+        node: the part of the schema for `value`; by default the whole schema.
     """
     node = schema_of(name) if node is None else node
     if "$ref" in node:

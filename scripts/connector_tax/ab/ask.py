@@ -85,7 +85,7 @@ def asked(
     Args:
         name: the baseline's or a candidate's name; candidates also start the --beside commands.
         root: the study's folder, which holds the step probe.
-        model: the name of the model to request; None: the server's only one.
+        model: the name of the model to request; None for the server's only one.
         chat: use only the chat endpoint.
         ids: send token ids if the server takes them.
         say: called with each problem of the server's answers until the server is ready.

@@ -109,7 +109,7 @@ def planned_load(
     """Return the load; a trace is cut so that the blocks of the first analysis fit --minutes.
 
     Args:
-        rate_rps: expected throughput of a closed loop; None: not known yet.
+        rate_rps: expected throughput of a closed loop; None if not known yet.
 
     Raises:
         LoadError, ValueError, OSError: as in `load_of`.

@@ -38,7 +38,7 @@ class Load:
     Attributes:
         rates: requests/s; for a file the mean.
         shape: input and output tokens; for a file the means.
-        longest: most tokens of a request; None: unknown.
+        longest: most tokens of a request; None if unknown.
         cell: the configuration's section `cell`.
         traffic: for a file the section `traffic`, else None.
         lines: for a file the lines to send.

@@ -71,7 +71,7 @@ class LogSample(NamedTuple):
         n: the sample size.
         saturated: whether the study's criteria call the cell saturated.
         dropped: measured arrivals dropped by the in-flight cap.
-        n_cell: the sample size of its smallest cell; None: it has only one cell.
+        n_cell: the sample size of its smallest cell; None if it has only one cell.
     """
 
     point: float
@@ -175,7 +175,7 @@ class CellTaxes:
         The tax of a launch of plain is relative to the block's other launches of plain.
 
         Args:
-            levels: confidences for the verdict; None: the levels of a single comparison.
+            levels: confidences for the verdict; None for those of a single comparison.
         """
         launches = self.launches
         if (tax := launches.contrast(config, self.plains, self.confidence, levels)) is None:
@@ -240,7 +240,7 @@ class TaxTable:
     Args:
         cells: the study's planned cells, for the reasons of missing samples.
         samples: `sample_launch` of each valid cell.
-        blocks: number of first blocks to use; None: all.
+        blocks: number of first blocks to use; None for all.
 
     Attributes:
         metrics: the metrics that have taxes in this study.

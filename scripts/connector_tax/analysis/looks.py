@@ -40,7 +40,7 @@ def taxes_of_phase_a(study: Study, blocks: int | None = None) -> TaxTable:
 
     Args:
         study: a study whose Phase A has ended in these blocks.
-        blocks: the number of first blocks to use; None: all.
+        blocks: the number of first blocks to use; None for all.
 
     Raises:
         ArtifactError: a record is missing, changed or malformed.

@@ -26,7 +26,7 @@ class MachineUse(NamedTuple):
         steal: share of CPU time that the hypervisor gave to others, of the side with the larger
             share.
         foreign_cpu: share of the server's CPUs that other processes used.
-        gpu_clock_share: the slowest GPU's clock share (WatchedMachine); None: no GPUs, or not
+        gpu_clock_share: the slowest GPU's clock share (WatchedMachine); None without GPUs or if not
             reported.
     """
 
@@ -71,9 +71,10 @@ class WatchedMachine:
         edges_ns: (k + 1,) times of the chunks' ends.
         steal: (k,) steal share of each chunk.
         cpus: use of the CPU sets of `loadgen` and `server`.
-        throttled: number of periods in which the control group was throttled; None: not counted.
-        foreign_gpu: number of other processes on the study's GPUs; None: no GPUs, or not reported.
-        gpu_slowed: number of readings of a busy GPU slowed by heat or power supply; None: as above.
+        throttled: number of periods in which the control group was throttled; None if not counted.
+        foreign_gpu: number of other processes on the study's GPUs; None without GPUs or if
+            not reported.
+        gpu_slowed: number of readings of a busy GPU slowed by heat or power supply; None as above.
         gpu_clock_share: median SM clock while busy over the highest, of the slowest GPU.
     """
 
@@ -90,7 +91,7 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
     """Read `machine_<phase>_<cell>.jsonl`, whose lines study.machine_watch has written.
 
     Args:
-        sha256: the hash its bytes must have; None: not checked.
+        sha256: the hash its bytes must have; if None, it is not checked.
 
     Raises:
         ArtifactError: the file is missing, changed or malformed.

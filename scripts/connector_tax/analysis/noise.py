@@ -224,7 +224,7 @@ class Noise:
         squares: squared weights of the contrast, summed by configuration.
         blocks: number of blocks of the contrast.
         own_spread: the spread by the contrast's own block differences.
-        config: number of its configuration; None: several.
+        config: number of its configuration; None for several.
     """
 
     mixture: Mixture

@@ -135,7 +135,7 @@ def request_table(cell: CellFolder, rows: Sequence[RequestRow] | None = None) ->
     """Return the columns of a cell's requests; read once, then cached.
 
     Args:
-        rows: all of its requests; None: read them.
+        rows: all of its requests; if None, they are read.
 
     Raises:
         ArtifactError: as `RecordKind.rows`.

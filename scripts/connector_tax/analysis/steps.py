@@ -135,7 +135,7 @@ def step_times(cell: CellFolder, records: Table | None = None) -> tuple[Floats, 
     """Return the complete engine steps with tokens of a whole cell; the result is cached.
 
     Args:
-        records: all of the cell's step records; None: read them.
+        records: all of the cell's step records; if None, they are read.
 
     Returns:
         when each began, in ns, and how long it took, in us: schedule() if no whole step is

@@ -94,10 +94,10 @@ def assess(
         record: the cell's record, with `suspended_ms`, `server_counters` and `load_generator`.
         requests: all requests of the cell, including warm-up and cool-down.
         config: the study's configuration, of which sections `cell` and `validity` are used.
-        machine: the cell's machine file; None: there is none.
-        watched: whether a machine file is required; False: MACHINE_CHECKS are left out.
+        machine: the cell's machine file; None if there is none.
+        watched: whether a machine file is required; if not, MACHINE_CHECKS are left out.
         device: values for DEVICE_CHECKS, by check (`device_time.device_values`; for the baseline
-            only: device_exposed_share); None: no device is emulated.
+            only: device_exposed_share); None if no device is emulated.
         counted_by_server: whether the server counts under vLLM's names; else COUNTER_CHECKS are
             left out.
     """

@@ -20,7 +20,7 @@ class Bound(NamedTuple):
     """A key of the `validity` section: its default and its meaning.
 
     Attributes:
-        most: the largest allowed value; None: no limit.
+        most: the largest allowed value; None for no limit.
         zero: whether 0 is allowed.
     """
 
@@ -46,7 +46,7 @@ class CheckKind(NamedTuple):
         machine: applies only to cells whose machine was watched.
         device: applies only if this is the engine's device.
         counter: applies only to a server that counts under vLLM's names.
-        loop: applies only to open-loop or only to closed-loop cells; None: to both.
+        loop: applies only to open-loop or only to closed-loop cells; None for both.
     """
 
     void: str

@@ -47,7 +47,7 @@ def read_blocks(path: Path, sha256: str | None) -> Iterator[bytes]:
     """Yield a file in blocks of whole lines, so that only one block is in memory.
 
     Args:
-        sha256: required hex digest of the file; None: not checked.
+        sha256: required hex digest of the file; if None, it is not checked.
 
     Raises:
         ArtifactError: the file is missing, or has another digest.

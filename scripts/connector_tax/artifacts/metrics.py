@@ -30,7 +30,7 @@ class Metric(NamedTuple):
     Attributes:
         latency: the latency; for a throughput `ttft_ms`, which all of its requests have.
         percent: the percentile; 50 for a throughput, for the number of requests that it needs.
-        margin: default margin, within which a tax counts as none; None: no tax is computed.
+        margin: default margin, within which a tax counts as none; None if no tax is computed.
     """
 
     label: str
@@ -139,7 +139,7 @@ class SaturationCriterion(NamedTuple):
     """One sign of saturation.
 
     Attributes:
-        value: returns the value of a launch's cell; None: not applicable.
+        value: returns the value of a launch's cell; None if not applicable.
         bound: its key in the section `saturation`; `default` where a study's file has none.
         above: whether it fires above the bound; else below it.
         label: its label in a figure's cell.

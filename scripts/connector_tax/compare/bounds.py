@@ -30,7 +30,7 @@ class Bound:
 
     Attributes:
         most: a fraction.
-        metric: the metric of the cost; None: every judged metric that no bound names.
+        metric: the metric of the cost; None for every judged metric that no other bound names.
     """
 
     most: float
@@ -107,7 +107,7 @@ def check(
     """Compare a cost with its bound.
 
     Args:
-        row: the row of the cost; None: the study has none.
+        row: the row of the cost; None if the study has none.
         most: the bound, a fraction.
         confidence: confidence of the cost's interval.
         looked: whether interim analyses judge the metric, whose intervals are then used over all

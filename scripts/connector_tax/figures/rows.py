@@ -1,6 +1,6 @@
 """Shared parts of figures with a row per configuration: taxes, scales, bands, intervals, texts.
 
-A row is a mapping of a table's columns to Python values; None: there is no number.
+A row is a mapping of a table's columns to Python values; None if there is no number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

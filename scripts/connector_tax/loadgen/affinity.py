@@ -31,7 +31,7 @@ class Topology:
     """The cores this process may use, in order of preference, and its CPU quota, if any.
 
     NUMA nodes are ordered by their fastest core, cores of a node from fast to slow, ties by number.
-    `ranked_by` names the sysfs source of `performance`; None: no source tells cores apart.
+    `ranked_by` names the sysfs source of `performance`; None if no source tells cores apart.
     """
 
     cores: tuple[Core, ...]
@@ -80,7 +80,7 @@ def plan_affinity(
     where there is just one; then nothing is pinned. Each of these steps adds a warning.
 
     Args:
-        server_cores: the least number of cores for the server; 0: it runs on another machine.
+        server_cores: the least number of cores for the server; 0 if it runs on another machine.
         server_node: the server's NUMA node, such as its GPU's. The client is placed on other nodes
             first, and the server gets only cores of this node, if there are enough.
     """
@@ -161,7 +161,7 @@ def read_topology(root: Path = Path("/"), inherited: set[int] | None = None) -> 
 
     Args:
         root: the folder that holds /sys and /proc.
-        inherited: the CPU mask; default: this process's.
+        inherited: the CPU mask; by default this process's.
 
     Raises:
         ValueError: sysfs is malformed.

@@ -74,7 +74,7 @@ def pause_ns(retry_after: str, now_s: float) -> int:
 class HeldRequest:
     """A request that a worker holds, and the `Reader` of its answer.
 
-    `connection` and `head` are set when it is fired; `sent`: it is counted as in flight; `task`
+    `connection` and `head` are set when it is fired. `sent`: it is counted as in flight. `task`
     opens its connection.
     """
 

@@ -195,7 +195,7 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
     gives a warning, since servers have aliases.
 
     Args:
-        model: the user's choice; None: the only model in the list.
+        model: the user's choice; None for the only model in the list.
 
     Raises:
         LoadGeneratorError: no answer within `wait_s`, no permission, or the model is ambiguous.

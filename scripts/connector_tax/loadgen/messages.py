@@ -118,10 +118,10 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
     t_intended_ns`. `warmup` and `cooldown`: due before and after the measured window.
     `t_first_answer_ns`: arrival of the first token that is not reasoning. `counted_by`: source of
     the token count, the server's usage or the client's token events. `first_read_tokens`: token
-    events in the read that brought the first; `raw_reads`: pairs of native int64 (t_ns, token
+    events in the read that brought the first. `raw_reads`: pairs of native int64 (t_ns, token
     events), one for each read with token events. `retries`: how often it was sent again because a
     pooled connection was dead. `tolerated`: the deviation of a success from a complete answer.
-    `token_events`: events that brought tokens; `cached_tokens`: cached prompt tokens, by the
+    `token_events`: events that brought tokens. `cached_tokens`: cached prompt tokens, by the
     server's usage.
     """
 
@@ -294,7 +294,7 @@ class Requests(msgspec.Struct, array_like=True, tag=1):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=3):
-    """A message that ends the worker's requests in `seqs` (None: all) with the failure `kind`."""
+    """A message that ends the worker's requests in `seqs`, or all, with the failure `kind`."""
 
     kind: str
     seqs: list[int] | None

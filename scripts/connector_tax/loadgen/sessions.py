@@ -51,7 +51,7 @@ class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A graph of requests; `nodes` lists parents before their children.
 
-    `start_s`: its start in s after the beginning of the run; None: decided by the traffic.
+    `start_s`: its start in s after the beginning of the run; None if the traffic decides it.
     """
 
     id: str
@@ -221,7 +221,7 @@ def random_requests(
         prompt: makes the next prompt, which stands in the body between `before` and `after`.
         chat: send each prompt as a user's message.
         prompt_tokens: the length of each prompt, if known.
-        completion_tokens: the length required of each answer; None: any.
+        completion_tokens: the length required of each answer; None if any length is allowed.
     """
     encode = msgspec.json.Encoder().encode
     for k in range(count):

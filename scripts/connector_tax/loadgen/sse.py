@@ -422,7 +422,7 @@ class StreamAccumulator:
         no event without a token.
 
         Args:
-            wanted: the tokens that the answer had to have; None: any number.
+            wanted: the tokens that the answer had to have; None if any number is allowed.
         """
         count = None if self.usage is None else self.usage.completion_tokens
         if not self.silent or count == self.tokens > 0:

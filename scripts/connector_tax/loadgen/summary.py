@@ -27,7 +27,7 @@ Checks = dict[str, CheckRecord]
 class SessionOutcome(msgspec.Struct, kw_only=True):
     """The outcome of a session that started; times are CLOCK_MONOTONIC ns.
 
-    `t_start_ns`: when its first request was sent, minus that request's wait (null: none was sent);
+    `t_start_ns`: when its first request was sent, minus that request's wait (null if none).
     `t_end_ns`: when its last request ended. `status` is `cut` if the run ended before the session.
     """
 

@@ -203,7 +203,7 @@ class Ready(NamedTuple):
 class Outcome:
     """The consequences of a request's end.
 
-    `cancel`: in-flight nodes of its session to cancel; `given_up`: nodes that will never be sent.
+    `cancel`: in-flight nodes of its session to cancel. `given_up`: nodes that will never be sent.
     """
 
     cancel: tuple[int, ...] = ()

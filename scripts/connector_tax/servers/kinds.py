@@ -61,7 +61,7 @@ class Companion:
 
     Attributes:
         port: port of 127.0.0.1 on which it listens once it is ready.
-        ready_path: path that must then answer 200 to a GET; None: listening is enough.
+        ready_path: path that must then answer 200 to a GET; None if listening is enough.
     """
 
     name: str
@@ -79,7 +79,7 @@ class ServerCommand:
     Attributes:
         callers: it runs in the folder and with the environment of the user who started the study.
         running: base URL of a server that runs already and is not started; the command waits.
-        access: key and certificate settings; None: no key and no custom certificate.
+        access: key and certificate settings; None without key and custom certificate.
     """
 
     argv: list[str]
@@ -101,7 +101,7 @@ class Engine:
         needs: required keys of the section in a study's file, besides `kind` and `label`.
         may: optional keys; no others are allowed.
         emulated: marked as emulated in every record of the study.
-        design_keys: keys of a configuration that affect the server; None: all.
+        design_keys: keys of a configuration that affect the server; None for all.
         configured: its configurations are connectors of vLLM, proved active by a gate.
         takes_probe: the step probe's overlay can be on its PYTHONPATH.
         gate_s: seconds of a gate besides the start.
@@ -109,10 +109,10 @@ class Engine:
             with a GPU an assumption, without reading weights.
         server_gib: host memory of a server and the pipeline; with a GPU including driver and pinned
             buffers.
-        lacks: why a setting of vLLM is null; None: the record lists the searched sources.
+        lacks: why a setting of vLLM is null; if None, the record lists the searched sources.
         step_suffix: suffix of its step log's files.
         steps_method: the writer of the step log.
-        no_steps: why there is no step log; None: there is one.
+        no_steps: why there is no step log; None if there is one.
     """
 
     needs: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class Engine:
         """Return the command that starts the launch's server on `port`.
 
         Args:
-            probe: the step probe's overlay folder; None: without a step log.
+            probe: the step probe's overlay folder; None without a step log.
 
         Raises:
             ServerError: this configuration cannot be launched; the text names what is missing.

@@ -85,7 +85,7 @@ class Request(TypedDict):
     """The input of `inside/resolve.py`.
 
     Attributes:
-        gpu: the emulated GPU; None: vLLM's own platform.
+        gpu: the emulated GPU; None for vLLM's own platform.
         proof: the model whose plain row must resolve before any other is tried.
         every: add a case for each registered connector that has none.
         capacity: resolve the KV cache too, not only the configuration.

@@ -96,7 +96,7 @@ class Task(Protocol):
     """The work of a helper process: a method for each command, and `work` between commands.
 
     Attributes:
-        due_ns: when to call `work` next (CLOCK_MONOTONIC); None: not before the next command.
+        due_ns: when to call `work` next (CLOCK_MONOTONIC); None if not before the next command.
     """
 
     due_ns: int | None
@@ -111,7 +111,7 @@ def serve(
     """Execute commands until stdin ends, and `work` when due; return the exit status.
 
     Args:
-        cpus: the logical CPUs it stays on; empty: all of its parent's.
+        cpus: the logical CPUs it stays on; empty for all of its parent's.
         yields: run only while no other process wants the CPU.
     """
     if yields:

@@ -33,7 +33,7 @@ class Detached:
     """A server that outlives its command.
 
     Attributes:
-        pid: its first process; None: it cannot be seen, as on another machine.
+        pid: its first process; None if it cannot be seen, as on another machine.
         started: start time of that process in clock ticks.
         engine: the command of its container engine; empty without a container.
         container: the container's id.

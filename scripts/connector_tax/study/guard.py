@@ -107,7 +107,7 @@ def set_job_environment(sources: str | None) -> None:
     If this process is itself a job of a running Snakemake, that Snakemake stays the jobs' owner.
 
     Args:
-        sources: the folder from which the jobs import this package; None: it is installed.
+        sources: the folder from which the jobs import this package; None if it is installed.
     """
     first = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": sources}
     for name, folder in first.items():

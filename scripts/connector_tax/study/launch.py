@@ -319,7 +319,7 @@ class LaunchDriver:
     """The driver of one launch of a study.
 
     Args:
-        files: `engine_files` of the study's engine; None: read them from the machine.
+        files: `engine_files` of the study's engine; if None, they are read from the machine.
     """
 
     def __init__(
@@ -617,7 +617,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)
-    words = "output of vllm.overlay.engine_files, as JSON; default: read from the machine"
+    words = "output of vllm.overlay.engine_files, as JSON [read from the machine]"
     parser.add_argument("--engine-files", type=json.loads, help=words)
     # With a full or read-only disk there is no index.json; the next run measures what is missing.
     refusals = (ArtifactError, ConfigError, DeviceError, OwnerError, ChildError, OSError)

@@ -189,7 +189,7 @@ class ServerProcesses:
     Args:
         leader: the process id of launch.sh, later of the server.
         companions: their process ids by name.
-        unseen: why they cannot be seen; None: they can.
+        unseen: why they cannot be seen; None if they can.
         group: of a container.
     """
 

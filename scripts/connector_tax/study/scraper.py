@@ -34,7 +34,7 @@ class MetricsSampler(CommandChild):
 
     Args:
         interval_s: mean interval of scrapes.
-        cpus: the logical CPUs the sampler stays on; empty: all of its parent's.
+        cpus: the logical CPUs the sampler stays on; empty for all of its parent's.
         yields: scrape only while no other process wants the CPU; False if others always want it.
     """
 

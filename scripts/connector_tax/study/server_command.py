@@ -59,7 +59,7 @@ def launch_script(
 
     Args:
         root: the project's folder, absolute or relative to the script's.
-        cpus: logical CPUs to pin the server and its companions to; empty: not pinned.
+        cpus: logical CPUs to pin the server and its companions to; empty if not pinned.
         callers_folder: the folder in which a user's command runs, relative to the script's.
     """
     pinned = ["taskset", "--cpu-list", format_cpus(cpus)] if cpus else []

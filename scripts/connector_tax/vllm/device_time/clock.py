@@ -31,7 +31,7 @@ class Step:
     """A step in the queue; times are CLOCK_MONOTONIC ns.
 
     Attributes:
-        since_ns: when the engine had the step's work; 0: at the end of the previous step.
+        since_ns: when the engine had the step's work; 0 means at the end of the previous step.
         wait_ns: when the host began to wait for its end; 0 before.
         woken_ns: when the host continued.
     """
