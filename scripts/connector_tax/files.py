@@ -353,8 +353,8 @@ def compare_sha256(path: Path, found: str, recorded: str) -> None:
     """Raise if the digest found in a cell's file differs from the recorded one."""
     if found != recorded:
         raise ArtifactError(
-            f"{path}: sha256 is {found}, index.json says {recorded}: the file changed after it was"
-            " measured. To keep the damaged cell and measure it again: --rerun-incomplete"
+            f"{path}: sha256 is {found}, but index.json says {recorded}: the file changed after it"
+            " was measured. To keep the damaged cell and measure it again: --rerun-incomplete"
         )
 
 

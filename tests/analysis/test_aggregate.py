@@ -217,7 +217,7 @@ def test_a_folder_in_place_of_the_study_file_is_refused(
         ("mooncake_both/block0/B", lambda index: index.update(rate_rps=index["rate_rps"] / 2),
          "rate_rps is 20.0.*mixtures are refused.*connector-tax remeasure .* --phase B$"),
         ("nixl_both/block0/A", lambda index: index["cells"][1].update(status="void", reason="no"),
-         "valid is True, index.json says 'void'"),
+         "valid is True, but index.json says 'void'"),
     ],
     ids=["another design", "another reference rate", "a cell that says otherwise"],
 )  # fmt: skip

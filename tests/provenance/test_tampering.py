@@ -342,11 +342,11 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         ),
         "another offered rate": (
             forged_record(NOOP_CELL, "schedule", "rate_rps", value=80.0),
-            r"rate_rps is 80\.0, the rate of this cell is now 40\.0",
+            r"rate_rps is 80\.0, but the rate of this cell is now 40\.0",
         ),
         "a reference rate": (
             json_value("reference_rates.json", "ref_safe", value=80.0),
-            r"rate_rps is 40\.0, the reference rate is now 80\.0",
+            r"rate_rps is 40\.0, but the reference rate is now 80\.0",
         ),
         "a launch of another design": (
             json_value(INDEX, "depends", "design_sha256", value="0" * 64),

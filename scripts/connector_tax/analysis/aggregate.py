@@ -159,7 +159,7 @@ def _check_rates(
     for name in REFERENCES:
         if rates[name] != again[name]:
             raise ArtifactError(
-                f"{path}: {name} is {rates[name]}, the raw cells and the thresholds in"
+                f"{path}: {name} is {rates[name]}, but the raw cells and the thresholds in"
                 f" study.json give {again[name]}: the file belongs to another state of the study"
             )
 

@@ -222,14 +222,14 @@ class LaunchFolder:
         record: Any = self.record(cell)
         key = self.key(cell)
         for name in ("config", "block", "phase", "cell"):
-            if record.get(name) != getattr(key, name):
-                reason = f"{name} is {record.get(name)!r}, its folder says {getattr(key, name)!r}"
+            if record.get(name) != (wanted := getattr(key, name)):
+                reason = f"{name} is {record.get(name)!r}, but its folder says {wanted!r}"
                 raise ArtifactError(f"{path}: {reason}")
         for name in ("schedule", "window", "counts", "valid", "void_reasons"):
             if name not in record:
                 raise ArtifactError(f"{path}: key {name!r} is missing")
         if record["valid"] != (entry.status == "valid"):
-            reason = f"valid is {record['valid']}, index.json says {entry.status!r}"
+            reason = f"valid is {record['valid']}, but index.json says {entry.status!r}"
             raise ArtifactError(f"{path}: {reason}")
         checked: CellRecord = record
         return checked
@@ -386,16 +386,18 @@ class StudyFolder:
         for key in ("config", "block", "phase"):
             recorded, wanted = getattr(index, key), getattr(launch.launch, key)
             if recorded != wanted:
-                raise ArtifactError(f"{path}: {key} is {recorded!r}, its folder says {wanted!r}")
+                raise ArtifactError(
+                    f"{path}: {key} is {recorded!r}, but its folder says {wanted!r}"
+                )
         design = index.depends.get("design_sha256")
         if design != (wanted := self.study.document["design_sha256"]):
             raise ArtifactError(
-                f"{path}: depends.design_sha256 is {design}, this study has {wanted}:"
+                f"{path}: depends.design_sha256 is {design}, but this study has {wanted}:"
                 " the launch belongs to another study; mixtures are refused"
             )
         if phase != "A" and index.status != "skipped" and index.rate_rps != rate_rps:
             raise ArtifactError(
-                f"{path}: rate_rps is {index.rate_rps}, the reference rate is now {rate_rps}:"
+                f"{path}: rate_rps is {index.rate_rps}, but the reference rate is now {rate_rps}:"
                 " the launch was measured at another rate; mixtures are refused. To set the"
                 " launches aside and measure the phase at one rate:"
                 f" connector-tax remeasure {self.root} --phase {phase}"
@@ -414,8 +416,8 @@ def _cell(launch: LaunchFolder, planned: CellPlan, rate_rps: float | None) -> Ce
         record = launch.checked_record(name)
         if record["schedule"]["rate_rps"] != rate_rps:
             raise ArtifactError(
-                f"{launch.record_path(name)}: rate_rps is {record['schedule']['rate_rps']}, the"
-                f" rate of this cell is now {rate_rps}: mixtures are refused. To set the"
+                f"{launch.record_path(name)}: rate_rps is {record['schedule']['rate_rps']}, but"
+                f" the rate of this cell is now {rate_rps}: mixtures are refused. To set the"
                 " launches aside and measure the phase at the new rate:"
                 f" connector-tax remeasure {launch.root} --phase {launch.launch.phase}"
             )
