@@ -222,7 +222,7 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for words in ("of each answer [64]", "s per request [600.0]", "for --rate [jittered]"):
+    for words in ("in each answer [64]", "s per request [600.0]", "process of --rate [jittered]"):
         assert words in text
     with pytest.raises(SystemExit):
         main(["--version"])

@@ -78,9 +78,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                           help="URL of a running server: http[s]://HOST[:PORT][/v1]")  # fmt: skip
     candidates = servers.add_mutually_exclusive_group(required=True)
     candidates.add_argument("--candidate", action="append", type=_candidate,
-                            metavar="[NAME=]COMMAND", help="may be repeated")  # fmt: skip
+                            metavar="[NAME=]COMMAND",
+                            help="command of a candidate server; may be repeated")  # fmt: skip
     candidates.add_argument("--candidate-url", dest="candidate", action="append", type=_named_url,
-                            metavar="[NAME=]URL", help="may be repeated")  # fmt: skip
+                            metavar="[NAME=]URL",
+                            help="URL of a running candidate; may be repeated")  # fmt: skip
     servers.add_argument("--beside", action="append", default=[], type=_command, metavar="COMMAND",
                          help="command to run beside each candidate; {port} is its port,"
                          " {beside1.port} in the candidate's line")  # fmt: skip
@@ -100,17 +102,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     trust.add_argument("--ca-file", type=Path, metavar="FILE",
                        help="PEM certificates to trust instead of the system's")  # fmt: skip
     trust.add_argument("--insecure", action="store_true", help="trust any certificate")
-    servers.add_argument("--model", help="required if a server lists several models")
+    servers.add_argument("--model", help="model to request; required if a server lists several")
     servers.add_argument("--ready-timeout", type=_positive, default=600.0, metavar="S",
                          help="longest start-up of a server, s [600]")  # fmt: skip
     add("--rate", action="append", default=[], type=_positive, metavar="R",
-        help="requests/s; may be given several times")  # fmt: skip
+        help="rate in requests/s; may be given several times")  # fmt: skip
     add("--concurrency", type=_places, metavar="N",
         help="keep N requests in flight instead (closed loop): the verdict is on requests/s and"
         " tokens/s, too")  # fmt: skip
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--shape", type=_shape, metavar="INxOUT",
-                      help="random prompts with these input and output tokens")  # fmt: skip
+                      help="random prompts with these input and output tokens, such as"
+                      " 2048x128")  # fmt: skip
     what.add_argument("--trace", type=Path, metavar="FILE",
                       help="send a trace (Mooncake format) with its times, lengths and shared"
                       " prefixes; it is cut so that three blocks fit --minutes")  # fmt: skip
@@ -124,7 +127,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-tokens", type=_count, metavar="N",
         help="output tokens for --prompts lines without max_tokens [64]")  # fmt: skip
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=_positive, default=30.0, help="longest time [30]")
+    length.add_argument("--minutes", type=_positive, default=30.0,
+                        help="longest duration of the comparison [30]")  # fmt: skip
     length.add_argument("--blocks", type=_blocks, help="number of blocks, in place of --minutes")
     add("--dry-run", action="store_true",
         help="start nothing; print the smallest cost that the blocks would prove, from the numbers"

@@ -33,7 +33,7 @@ def _arguments() -> argparse.Namespace:
     words = "id of a connector in the file [plain]"
     parser.add_argument("--configuration", default="plain", help=words)
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address")
-    parser.add_argument("--port", type=int, default=8000, help="[8000]")
+    parser.add_argument("--port", type=int, default=8000, help="TCP port [8000]")
     words = "seed of the launch's speed and of step times [random]"
     parser.add_argument("--launch-seed", type=int, default=secrets.randbits(31), help=words)
     parser.add_argument("--truth-log", type=Path, help="file to create for the true times, JSONL")

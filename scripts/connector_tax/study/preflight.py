@@ -150,7 +150,7 @@ def _unproved_device(
     flags = scheduling if configuration == baseline_of(study["config"]) else {}
     proof = ("model_runner", "async_scheduling", "kv_blocks", "kv_cache_layout", "executor")
     settings_text = ", ".join(f"{name} {settings[name]['value']}" for name in proof)
-    note(f"device time emulated: {len(steps)} steps; {settings_text}")
+    note(f"device time emulated in {len(steps)} steps; {settings_text}")
     return unproved_device(engine, settings, steps, flags)
 
 
