@@ -354,11 +354,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="results/<study>/study.json; fetch its model first")  # fmt: skip
     add("--servers", nargs="+", default=[], metavar="NAME",
         help="plain_2 is a second server of plain (default: plain, plain_2, others)")  # fmt: skip
-    add("--batches", nargs="+", type=int, default=[1, 16], help="sequences (default: 1 16)")
+    add("--batches", nargs="+", type=int, default=[1, 16],
+        help="numbers of decoding sequences (default: 1 16)")  # fmt: skip
     add("--slice-s", type=float, default=3.0, help="length of a slice (default: 3)")
     add("--rounds", type=int, default=15, help="rounds; an interval needs six (default: 15)")
     add("--minutes", type=float, default=10.0, help="longest time of each --step-ms (default: 10)")
-    add("--step-ms", nargs="+", type=float, default=[], help="step times of an emulated device")
+    add("--step-ms", nargs="+", type=float, default=[], help="emulated step times (ms)")
     refusals = (ArtifactError, DeviceError, LoadGeneratorError, ServerError, ShapeRateError,
                 overlay.OverlayError)  # fmt: skip
     return run_command(parser, argv, _run, refusals)

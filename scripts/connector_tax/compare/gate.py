@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = AnsweringParser(prog="connector-tax gate", description=main.__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="results/<study>, or an archive")
     parser.add_argument("--max", type=bound_of, action="append", metavar="[METRIC=]N%",
-                        help="highest allowed cost: of METRIC at --at; without METRIC over all"
-                        " rates without saturation, of each median that no other --max names; may"
+                        help="highest allowed cost of METRIC at --at or, without METRIC, of each"
+                        " median that no other --max names, over all rates without saturation; may"
                         " be given several times")  # fmt: skip
     parser.add_argument("--max-tax", type=_renamed, help=argparse.SUPPRESS)
     parser.add_argument("--config", action="append", required=True, metavar="ID",
