@@ -338,7 +338,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             by.cut_off, r"requests_A_r40\.jsonl:\d+: Input data was truncated"),
         "a valid cell called void": (
             forged_record(NOOP_CELL, "valid", value=False),
-            r"valid is False, index\.json says 'valid'",
+            r"valid is False, but index\.json says 'valid'",
         ),
         "another offered rate": (
             forged_record(NOOP_CELL, "schedule", "rate_rps", value=80.0),
