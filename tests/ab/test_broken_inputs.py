@@ -119,7 +119,7 @@ KEYED = {"--api-key-env": "MY_TOKEN"}
             """for one word: '{"a":True,"b":{port}}'""",
         ),
         ({"--baseline": "serve $FLAGS {port}"}, "splits into several words, and a command is"),
-        ({"--baseline": "serve --x=${FLAGS} {port}"}, 'for one word: "${FLAGS}"'),
+        ({"--baseline": "serve --x=${FLAGS} {port}"}, 'to keep one word, write "${FLAGS}"'),
         ({"--baseline": "serve {port} # fast"}, "found #, and a command is started without"),
         ({"--candidate": "serve {port} $NO_SUCH"}, "found $NO_SUCH, which is not set"),
         ({"--candidate": "serve {port} $MY_TOKEN"}, "found $MY_TOKEN, which looks like a secret"),
