@@ -80,7 +80,7 @@ KEYED = {"--api-key-env": "MY_TOKEN"}
         ({"--beside": "cache --port 5"}, "--beside: found no {port}"),
         ({"--env": "1x=1"}, "--env: found '1x=1'; allowed: NAME=VALUE"),
         ({"--env": "PYTHONPATH=/x"}, "--env PYTHONPATH: give the folders by --pythonpath"),
-        ({"--env": "AGENTIC_STEP_LOG_PATH=/x"}, "--env AGENTIC_STEP_LOG_PATH: ab sets it"),
+        ({"--env": "AGENTIC_STEP_LOG_PATH=/x"}, "--env AGENTIC_STEP_LOG_PATH: ab sets this"),
         ({"--env": "API_KEY=abcdefghijklmnop"}, "--env API_KEY: found what looks like a secret"),
         ({"--pythonpath": "nowhere"}, "--pythonpath: found 'nowhere'; allowed: an existing folder"),
         ({"--candidate ": "again {port}"}, "--candidate: found several without a name"),
