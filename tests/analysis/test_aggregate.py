@@ -238,7 +238,7 @@ def test_reference_rates_that_contradict_the_raw_cells_are_refused(
         index.unlink()
         shutil.rmtree(index.parent)
     edit(small / "study.json", lambda study: study["config"]["saturation"].update(NEVER_SATURATED))
-    assert "ref_safe is 40.0, the raw cells and the thresholds" in refused(small, capsys)
+    assert "ref_safe is 40.0, but the raw cells and the thresholds" in refused(small, capsys)
 
 
 def test_reference_rates_do_not_change_after_phase_b(
