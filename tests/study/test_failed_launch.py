@@ -145,7 +145,7 @@ def test_void_cells_are_counted_by_cause_with_a_remedy(
         index = launch_index(study, ended, entries, started_utc="")
         write_index(ended.folder(study_file.parent), index)
     assert complete.main(["--study", str(study_file), "--phase", "A"]) == 0
-    again = f"connector-tax remeasure {study_file.parent}, then the same command"
+    again = f"run connector-tax remeasure {study_file.parent}, then the same command"
     assert capsys.readouterr().err.splitlines() == [
         "VOID 4 cells: machine disturbed: other processes used the server's CPUs. "
         f"stop other programs on the machine; {again}",

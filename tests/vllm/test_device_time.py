@@ -294,7 +294,7 @@ def test_device_checks_count_faults_in_the_device_log() -> None:
         ({}, None),
         ({"model_runner": "vllm.v1.worker.cpu_model_runner.CPUModelRunner"}, "model_runner is"),
         ({"async_scheduling": False}, "async_scheduling is False"),
-        ({"kv_blocks": 1}, "kv_blocks is 1, beside a GPU it is 17168"),
+        ({"kv_blocks": 1}, "kv_blocks is 1, but with a GPU it is 17168"),
         ({"kv_cache_layout": None}, "kv_cache_layout is None; allowed: LBNHC, LBHNC"),
         ({"executor": "mp"}, "executor is 'mp'"),
     ],
@@ -316,4 +316,5 @@ def test_server_without_the_emulated_device_fails_its_gate(
     assert "no step" in str(unproved_device(engine, settings, [], {})) or change
     unwaited = [changed(LINES[0], t_wait_ns=None)]
     if not change:
-        assert "no event of 1 of 1 steps" in str(unproved_device(engine, settings, unwaited, {}))
+        reason = unproved_device(engine, settings, unwaited, {})
+        assert "did not wait for 1 of 1 steps" in str(reason)

@@ -99,5 +99,5 @@ def test_connector_that_copies_to_the_host_passes_its_gate(
 
 def test_executor_that_a_gpu_does_not_use_is_refused(tmp_path: Path) -> None:
     flags: dict[str, Any] = {"--distributed-executor-backend": "mp"}
-    with pytest.raises(preflight.GateError, match="executor is 'mp', beside a GPU it is 'uni'"):
+    with pytest.raises(preflight.GateError, match="executor is 'mp', but with a GPU it is 'uni'"):
         gate(tmp_path, "plain", **flags)
