@@ -121,7 +121,7 @@ def test_client_counts_tokens_of_a_response_without_usage(
         assert {(r["status"], r["completion_tokens"], r["counted_by"]) for r in records} == {
             ("ok", 3, "client")
         }
-    assert "20 of 20 without usage" in capsys.readouterr().out
+    assert "20 of 20 have no usage" in capsys.readouterr().out
 
 
 def test_unrequested_usage_is_used(tmp_path: Path) -> None:
