@@ -49,7 +49,7 @@ def test_shape_rate_is_at_most_reference_rate_and_share_of_throughput(study_file
     assert cell_rates(study, "B", 2.0, limits) == {"32x8": 2.0}
     assert cell_rates(study, "B", None, limits) == {"32x8": None}
     assert cell_rates(study, "A", None, limits) == {"r20": 20.0, "r40": 40.0}
-    with pytest.raises(ArtifactError, match="of another design"):
+    with pytest.raises(ArtifactError, match="for another design"):
         shape_limits(study | {"design_sha256": "1" * 64}, root, "B")
     del study["config"]["shape_rates"]
     assert cell_rates(study, "B", 4.0, shape_limits(study, root, "B")) == {"32x8": 4.0}
