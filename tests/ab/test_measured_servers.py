@@ -117,7 +117,7 @@ def test_baseline_that_leaves_requests_unanswered_ends_the_comparison(tmp_path: 
     assert done.returncode == NO_NUMBER, done.stdout + done.stderr
     refusal = done.stderr.splitlines()[-1]
     assert refusal.startswith("ab: --rate: found 20; "), done.stderr
-    assert "requests to the baseline failed, mostly: still running when the drain" in refusal
+    assert "requests to the baseline failed, mostly: the request was still running at" in refusal
     assert "; try --rate " in refusal
     assert " and another --name; requests: results/mine/runs/baseline" in refusal
     runs = command.results / "runs"

@@ -312,7 +312,7 @@ ARCHIVE_TAMPERING: dict[str, tuple[Tamper, str, str, str]] = {
         for name in ("published/figures/x.png", "published/x.html")
     },
     "table planted": (
-        planted_file("analysis/note.txt"), "made again tables of replot", FAIL, "note.txt is no"),
+        planted_file("analysis/note.txt"), "made again tables of replot", FAIL, "note.txt: not a"),
     "forged published table": (
         csv_field("published/analysis/effects.csv", "estimate", "0.02"),
         "made again analysis/effects.csv", FAIL, "estimate: published 0.02",
