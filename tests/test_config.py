@@ -226,6 +226,7 @@ OVERLAYS = {
     "emulated-controls.yaml": ("h20-emulated.yaml",),
     "emulated-connectors.yaml": ("h20-emulated.yaml",),
     "emulated-saturation.yaml": ("h20-emulated.yaml",),
+    "emulated-knee.yaml": ("h20-emulated.yaml",),
     "gpu-short-8b.yaml": ("gpu-short.yaml",),
 }
 
