@@ -118,9 +118,14 @@ def exit_status(main: Callable[[], int]) -> int:
             try:
                 stream.flush()
             except BrokenPipeError:  # the interpreter would flush again at its end
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, stream.fileno())
-                os.close(null)
+                drop_output(stream)
+
+
+def drop_output(stream: TextIO) -> None:
+    """Connect a standard stream that cannot be written to /dev/null."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def _reader_left(stream: TextIO) -> bool:

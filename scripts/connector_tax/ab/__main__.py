@@ -46,7 +46,14 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, read_json, write_bytes, write_json, write_text
+from connector_tax.files import (
+    ArtifactError,
+    drop_output,
+    read_json,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from connector_tax.foreign import printable
 from connector_tax.loadgen.messages import LoadGeneratorError
 from connector_tax.servers.command import missing_command, running_url
@@ -131,9 +138,7 @@ def write(stream: TextIO, text: str) -> OSError | None:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
+        drop_output(stream)
         return error
     return None
 
