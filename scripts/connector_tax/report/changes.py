@@ -28,6 +28,7 @@ from connector_tax.settings.matrix import (
     Row,
     models_of,
     plain_of,
+    release_of,
     shipped,
 )
 from connector_tax.settings.request import PLAIN, connectors_in, given, identity
@@ -111,7 +112,7 @@ def changes_of(study: StudyTables) -> Changes | None:
 
 
 def transfers_of(study: StudyTables) -> dict[str, Transfer]:
-    """Return the KVTransferConfig of each configuration whose connector is known; None: none."""
+    """Return each known KVTransferConfig by configuration; None for no connector."""
     engine = study.settings["engine"]
     forms = engine.get("forms", {})
     transfers: dict[str, Transfer] = {}
@@ -222,7 +223,7 @@ def _shown(matrix: Matrix, row: Row) -> dict[str, str]:
 
 def _model_in(matrix: Matrix, study: StudyTables) -> str | None:
     """Return the model of the matrix whose rows are valid for a study; None if it has none."""
-    if _release(str(_version(study))) != _release(matrix["vllm"]["version"]):
+    if not _same_release(matrix, study):
         return None
     name, models = PurePosixPath(_model(study)).name, models_of(matrix)
     if name in models or (architecture := _architecture(name)) is None:
@@ -230,8 +231,8 @@ def _model_in(matrix: Matrix, study: StudyTables) -> str | None:
     return next((model for model in models if _architecture(model) == architecture), None)
 
 
-def _release(version: str) -> str:
-    return version.partition("+")[0]
+def _same_release(matrix: Matrix, study: StudyTables) -> bool:
+    return release_of(_version(study) or "") == release_of(matrix["vllm"]["version"])
 
 
 def _version(study: StudyTables) -> str | None:
@@ -294,7 +295,7 @@ def _refusals(matrix: Matrix, rows: list[Row]) -> Iterator[str]:
 def _command(matrix: Matrix, study: StudyTables, transfers: list[Transfer]) -> str:
     """Return the command that resolves these connectors for the study's model."""
     words = ["connector-tax settings"]
-    if _release(str(_version(study))) != _release(matrix["vllm"]["version"]):
+    if not _same_release(matrix, study):
         words.append(f"--python PYTHON (with vLLM {_version(study) or 'of this study'})")
     name = PurePosixPath(_model(study)).name
     words.append(f"--model {_model(study) if _architecture(name) is None else name}")

@@ -21,7 +21,7 @@ from connector_tax.config import ROOT
 from connector_tax.files import write_text
 from connector_tax.settings import request as requests
 from connector_tax.settings.__main__ import ENVIRONMENT_VARIABLES, lines, own_python
-from connector_tax.settings.matrix import NOT_RESOLVED, Row, rows_of
+from connector_tax.settings.matrix import NOT_RESOLVED, Row, release_of, rows_of
 from connector_tax.settings.request import Request
 from connector_tax.settings.run import UnresolvedError, started
 from connector_tax.vllm.environment import unpack_python_files
@@ -120,7 +120,7 @@ def record(python: str, version: str, lock: str) -> Record:
         unpack(lock, python, folder)
         with started(python, request_of(version, scratch), folder) as messages:
             head = next(messages)
-            if head["version"].partition("+")[0] != version:
+            if release_of(head["version"]) != version:
                 raise UnresolvedError(f"vLLM {head['version']} answers for {version}")
             second = next(messages)
             if second["kind"] == "missing":

@@ -123,6 +123,11 @@ def shipped() -> Matrix:
     return matrix
 
 
+def release_of(version: str) -> str:
+    """Return a vLLM version without its build, such as 0.32.0 of 0.32.0+cpu."""
+    return version.partition("+")[0]
+
+
 def state_of(cell: Message, plain: State | None) -> State:
     """Return whether a cell resolves, is rejected by vLLM, or is not resolved.
 

@@ -18,6 +18,7 @@ from connector_tax.settings.matrix import (
     differs,
     models_of,
     plain_of,
+    release_of,
 )
 from connector_tax.settings.request import PLAIN
 
@@ -179,7 +180,7 @@ def origin(matrix: Matrix) -> list[str]:
     ]
     if vllm["platform"] == "cpu":
         lines.insert(0, "the CPU platform: block sizes and numbers of blocks differ from a GPU")
-    if vllm["version"].partition("+")[0] not in TESTED:
+    if release_of(vllm["version"]) not in TESTED:
         lines.append(
             f"this project has not tried the whole matrix on vLLM {vllm['version']}; the proof"
             " passed"
