@@ -202,12 +202,12 @@ def test_foreign_processes_on_the_studys_gpus_are_recorded(
     stand_in("nvidia-smi", f"case $1 in {PROCESSES}) {looks};; *) exec sleep 60;; esac")
     own = f"GPU-a, {sleeper}\nGPU-a, {os.getpid()}\n"
 
-    def until(text: str, told: list[int] | None) -> None:
-        """Make nvidia-smi print `text` until a chunk lists the processes `told` as foreign."""
+    def until(text: str, foreign: list[int] | None) -> None:
+        """Make nvidia-smi print `text` until a chunk lists exactly the processes `foreign`."""
         (tmp_path / "next").write_text(text)
         (tmp_path / "next").rename(users)
         deadline, before = time.monotonic() + 20, len(written(path))
-        while told not in [c.get("foreign_gpu_pids", 0) for c in written(path)[before:]]:
+        while foreign not in [c.get("foreign_gpu_pids", 0) for c in written(path)[before:]]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 

@@ -71,7 +71,7 @@ def aggregate(
     """Return the content of every file under analysis/, by name: text of a CSV, or a JSON value.
 
     Args:
-        rates: the reference rates; by default those of reference_rates.json.
+        rates: the reference rates. By default they are read from reference_rates.json.
 
     Raises:
         ArtifactError: an artifact is missing, changed, malformed, or of another study.

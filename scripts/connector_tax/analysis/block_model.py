@@ -147,7 +147,7 @@ class Launches:
             config: name of the launches.
             base: names of the launches to compare with.
             confidence: confidence of the displayed interval.
-            levels: confidences for the verdict; None for those of a single comparison.
+            levels: confidence levels of the verdict. With None, a single comparison is judged.
         """
         blocks = self.blocks(config, base)
         weights = self.weights(config, base, blocks)
@@ -176,7 +176,7 @@ class Launches:
             weights: weights of the launches; they add up to 0 in each block.
             blocks: the blocks that the contrast uses.
             confidence: confidence of the displayed interval.
-            levels: confidences for the verdict; None for those of a single comparison.
+            levels: confidence levels of the verdict. With None, a single comparison is judged.
             config: the configuration of the contrast; None for several.
         """
         point = self.value(weights)

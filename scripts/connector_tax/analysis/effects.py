@@ -175,7 +175,7 @@ class CellTaxes:
         The tax of a launch of plain is relative to the block's other launches of plain.
 
         Args:
-            levels: confidences for the verdict; None for those of a single comparison.
+            levels: confidence levels of the verdict. With None, a single comparison is judged.
         """
         launches = self.launches
         if (tax := launches.contrast(config, self.plains, self.confidence, levels)) is None:

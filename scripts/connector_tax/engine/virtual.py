@@ -20,8 +20,8 @@ class VirtualEngine:
 
     Args:
         seed: seed of the launch offset and step jitter, as for the engine.
-        device_us: returns the device's share of a step in us, without jitter and offset; by
-            default that of the configuration's step cost.
+        device_us: returns the device's share of a step in us, without jitter and offset. By
+            default the configuration's step cost gives this share.
 
     Attributes:
         steps: executed steps, removed by the reader; None if steps are not kept.
